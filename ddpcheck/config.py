@@ -90,6 +90,20 @@ def parse_budget(budget: str) -> float | None:
     return percent / 100
 
 
+def _check_audit(audit: str) -> None:
+    parse_audit(audit)
+
+
+def parse_audit(audit: str) -> int:
+    """Every how many steps local gradients are computed again by other ranks, from `every=N`; 0: never."""
+    if not audit:
+        return 0
+    name, _, number = audit.partition("=")
+    if name.strip() != "every" or not number.strip().isdecimal() or int(number) < 1:
+        raise ValueError("give the interval as every=N, for example every=100")
+    return int(number)
+
+
 def _check_profile_steps(steps: str) -> None:
     """One range only: starting and stopping the profiler repeatedly costs more than it shows."""
     ranges = parse_steps(steps).ranges
@@ -136,6 +150,12 @@ class Config:
     fail_on: str = field(
         default="error",
         metadata=option("Lowest severity that fails the run.", choices=("error", "warning", "never")),
+    )
+    allow_incomplete: bool = field(
+        default=False,
+        metadata=option(
+            "Do not fail a run because trained parameters were not compared, as with full sharding (FSDP) or DeepSpeed."
+        ),
     )
     fail_fast: bool = field(
         default=False,
@@ -186,6 +206,17 @@ class Config:
             metavar="PERCENT",
             for_ranks=True,
             check=_check_budget,
+        ),
+    )
+    audit: str = field(
+        default="",
+        metadata=option(
+            "At every N-th step, compute the local gradient of each rank again on two other ranks and compare. Finds "
+            "devices that compute wrong values. Costs two forwards and backwards per audited step.",
+            metavar="every=N",
+            show_default=False,
+            for_ranks=True,
+            check=_check_audit,
         ),
     )
     profile_default_steps: bool = field(
@@ -312,6 +343,8 @@ class Config:
         config = cls(**settings)
         if config.save_gradients and config.gradients == "off":
             raise UsageError("--save-gradients does not work with --gradients off; remove one of them")
+        if config.audit and config.gradients == "off":
+            raise UsageError("--audit does not work with --gradients off; remove one of them")
         return config
 
     @property

@@ -16,6 +16,8 @@ import torch
 
 # Device types whose kernels Triton compiles; ROCm presents itself as "cuda".
 TRITON_TYPES = frozenset({"cuda", "xpu"})
+# The device type of NCCL, and of RCCL under ROCm.
+_NCCL_TYPE = "cuda"
 # The methods of `nn.Module` that copy it to a device, beside `to`.
 COPYING_METHODS = ("cuda", "xpu")
 # Types of memory that no device API belongs to.
@@ -172,9 +174,9 @@ class DeviceApi:
             with suppress(RuntimeError, AssertionError, NotImplementedError):
                 properties = self._module.get_device_properties(self.index(device))
         uuid = str(getattr(properties, "uuid", "") or "").lower()
-        return DeviceIdentity(
-            str(getattr(properties, "name", "") or ""), uuid.removeprefix("gpu-"), _pci(properties)
-        )
+        for prefix in ("gpu-", "mig-"):
+            uuid = uuid.removeprefix(prefix)
+        return DeviceIdentity(str(getattr(properties, "name", "") or ""), uuid, _pci(properties))
 
     def missing(self) -> list[str]:
         """What the device module cannot do, by the names that the records use."""
@@ -215,7 +217,7 @@ _MEMORY = ("memory_stats_as_nested_dict", "memory_stats", *_MEMORY_FUNCTIONS)
 
 _apis: dict[str, DeviceApi | None] = {}
 # Of the device types that the job uses and that can capture. Empty in a job on the CPU.
-_capture_checks: list[Callable[[], bool]] = []
+CAPTURE_CHECKS: list[Callable[[], bool]] = []
 
 
 def _accelerator() -> Any:
@@ -240,7 +242,7 @@ def api_of(device: torch.device) -> DeviceApi | None:
         _apis[kind] = _find(kind)
         api = _apis[kind]
         if api is not None and "capture" not in api.missing():
-            _capture_checks.append(api.capturing)
+            CAPTURE_CHECKS.append(api.capturing)
     return _apis[kind]
 
 
@@ -257,9 +259,9 @@ def _find(kind: str) -> DeviceApi | None:
 def capturing() -> bool:
     """Whether a graph is being captured on the current stream of a device that the job uses.
 
-    Costs one test of a list in a job on the CPU, and initialises no device.
+    Initialises no device.
     """
-    return bool(_capture_checks) and any(check() for check in _capture_checks)
+    return any(check() for check in CAPTURE_CHECKS)
 
 
 def graph_classes() -> list[type]:
@@ -292,7 +294,23 @@ def default_backend(device_type: str) -> str:
     """The backend that torch takes for a device type if the program names none; empty if it has none."""
     distributed: Any = torch.distributed
     defaults = getattr(getattr(distributed, "Backend", None), "default_device_backend_map", {})
-    return str(defaults.get(device_type, "nccl" if device_type == "cuda" else ""))
+    return str(defaults.get(device_type, "nccl" if device_type == _NCCL_TYPE else ""))
+
+
+def nccl_version() -> str:
+    """Of the NCCL or RCCL that torch links to; empty if it links to none. Initialises no device."""
+    distributed: Any = torch.distributed
+    if not (distributed.is_available() and distributed.is_nccl_available()):
+        return ""
+    module: Any = getattr(torch, _NCCL_TYPE, None)
+    with suppress(AttributeError, RuntimeError):
+        return ".".join(map(str, module.nccl.version()))
+    return ""
+
+
+def takes_register_limit(device: torch.device) -> bool:
+    """Whether the compiler of the device takes a limit of registers per thread: ptxas does, that of ROCm does not."""
+    return device.type == _NCCL_TYPE and torch.version.hip is None
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
@@ -321,6 +339,18 @@ def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:
     """The default generators of devices that the job uses."""
     found = [api.generator(device) for device in devices if (api := api_of(device)) is not None]
     return [generator for generator in found if generator is not None]
+
+
+def math_settings() -> list[bool]:
+    """Settings of the libraries of the NCCL device type that change the bits of results."""
+    backends: Any = torch.backends
+    names = ("enabled", "benchmark", "deterministic", "allow_tf32")
+    of_matmul = getattr(getattr(backends, _NCCL_TYPE, None), "matmul", None)
+    library = getattr(backends, "cudnn", None)
+    return [
+        *(bool(getattr(library, name, False)) for name in names),
+        bool(getattr(of_matmul, "allow_tf32", False)),
+    ]
 
 
 def direct_storage_file() -> Any:

@@ -61,6 +61,11 @@ def rank_ranges(ranks: Iterable[int]) -> str:
     return ", ".join(_parts(ranks))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0-3 and 7` or `no rank`."""
     distinct = set(ranks)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from time import perf_counter_ns
+from typing import Any, Protocol, TypeVar
 
 from ddpcheck.privacy import mask_text
 
@@ -19,13 +20,25 @@ def _ignore(name: str) -> None:
     """Without a rank there is no file to report it in."""
 
 
+class OwnClock(Protocol):
+    """Sums the time that ddpcheck takes on the training thread."""
+
+    own_ns: int
+    # When the current entry from the program began; 0: the program itself runs.
+    entered: int
+
+
 class EntryPoint:
     """One entry point from the user's program into ddpcheck. Tests replace `body` to make it fail."""
+
+    __slots__ = ("body", "name", "ns", "probe")
 
     def __init__(self, probe: str, name: str, body: Callable[..., Any]) -> None:
         self.probe = probe
         self.name = name
         self.body = body
+        # Nanoseconds spent in it, where its caller counts them.
+        self.ns = 0
 
 
 class Guard:
@@ -42,10 +55,16 @@ class Guard:
         self._unreported: list[tuple[str, str, str, str]] = []
         # Context manager in which every entry point runs; the agent sets it.
         self.surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
-        # Whether a graph is being captured, where any call that touches the device would break it; the agent sets it.
-        self.capturing: Callable[[], bool] = bool
+        # Counts the time of entry points on the training thread; the agent sets it.
+        self.clock: OwnClock | None = None
+        # One check per device type of the job: whether a graph is being captured, where any call that touches
+        # the device would break it. The agent sets the list.
+        self.capture_checks: Sequence[Callable[[], bool]] = ()
         # Called with the name of an entry that did nothing because of that.
         self.skipped: Callable[[str], None] = _ignore
+
+    def capturing(self) -> bool:
+        return any(check() for check in self.capture_checks)
 
     def report_to(self, reporter: Reporter) -> None:
         self._reporters[:] = [reporter]
@@ -60,29 +79,49 @@ class Guard:
         return entry
 
     def protect(
-        self, probe: str, name: str, body: Callable[..., T], while_capturing: bool = False
+        self,
+        probe: str,
+        name: str,
+        body: Callable[..., T],
+        while_capturing: bool = False,
+        timed: bool = False,
     ) -> Callable[..., T | None]:
         """`body` for calls from the user's program: raises no Exception, and does nothing once switched off.
 
         While a graph is captured it does nothing either, unless it touches no device (`while_capturing`).
         KeyboardInterrupt and SystemExit are not caught: they belong to the user's program.
+        `timed`: the training thread calls it during training, so its time counts as ddpcheck's own.
         """
         entry = self.register(probe, name, body)
+        off = self.off
 
         @functools.wraps(body)
         def protected(*args: Any, **kwargs: Any) -> T | None:
-            if probe in self.off:
+            if probe in off:
                 return None
+            # Inside another entry, that one counts. If threads enter at the same time, only the first is counted.
+            clock = self.clock if timed else None
+            if clock is not None:
+                if clock.entered:
+                    clock = None
+                else:
+                    clock.entered = perf_counter_ns()
             try:
-                if not while_capturing and self.capturing():
+                if self.capture_checks and not while_capturing and self.capturing():
                     self.skipped(name)
                     return None
                 with self.surroundings():
                     result: T = entry.body(*args, **kwargs)
+                    return result
             except Exception as error:
                 self.switch_off(entry, error)
                 return None
-            return result
+            finally:
+                if clock is not None:
+                    spent = perf_counter_ns() - clock.entered
+                    clock.own_ns += spent
+                    entry.ns += spent
+                    clock.entered = 0
 
         return protected
 

@@ -24,10 +24,13 @@ class Patches:
         # Owner, name, our wrapper, and the original where the owner itself held it.
         self._applied: list[tuple[Any, str, Wrapper, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper]) -> bool:
-        """Replace `owner.name` with `make(original)`; False if there is no such attribute."""
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Wrapper], *, on_top: bool = False) -> bool:
+        """Replace `owner.name` with `make(original)`; False if there is no such attribute.
+
+        An attribute that ddpcheck has replaced is left alone, unless `on_top`: then this patch has to be removed first.
+        """
         original = getattr(owner, name, None)
-        if original is None or hasattr(original, _MARK):
+        if original is None or (hasattr(original, _MARK) and not on_top):
             return False
         own = vars(owner).get(name, _INHERITED)
         kind = type(inspect.getattr_static(owner, name, None))
@@ -71,6 +74,26 @@ def _wrapped(original: Any, make: Callable[[Any], Wrapper], kind: type) -> Any:
     return kind(wrapper) if kind in (classmethod, staticmethod) else wrapper
 
 
+def constructing(
+    original: Any,
+    before: Callable[..., object],
+    after: Callable[..., object],
+    failed: Callable[[Any], object],
+) -> Wrapper:
+    """The constructor `original` with observers; `failed` gets the instance whose constructor raised."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        try:
+            original(self, *args, **kwargs)
+        except BaseException:
+            failed(self)
+            raise
+        after(self, *args, **kwargs)
+
+    return wrapper
+
+
 def calling(
     original: Any, before: Callable[..., object] | None, after: Callable[..., object] | None
 ) -> Wrapper:
@@ -82,6 +105,17 @@ def calling(
         result = original(*args, **kwargs)
         if after is not None:
             after(*args, **kwargs)
+        return result
+
+    return wrapper
+
+
+def returning(original: Any, returned: Callable[..., object]) -> Wrapper:
+    """`original` with an observer that is called with its result and its arguments."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        returned(result, *args, **kwargs)
         return result
 
     return wrapper
@@ -103,7 +137,7 @@ def around(
 
 
 def around_next(original: Wrapper, requested: Wrapper, received: Wrapper, exhausted: Wrapper) -> Wrapper:
-    """`__next__` of a data loader's iterator, with observers that do not see the batch."""
+    """`__next__` of a data loader's iterator; `received` sees the batch that it returns."""
 
     def __next__(iterator: Any) -> Any:
         requested(iterator)
@@ -112,7 +146,7 @@ def around_next(original: Wrapper, requested: Wrapper, received: Wrapper, exhaus
         except StopIteration:
             exhausted(iterator)
             raise
-        received(iterator)
+        received(iterator, batch)
         return batch
 
     return __next__

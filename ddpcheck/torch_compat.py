@@ -45,6 +45,7 @@ class PrivateName:
 _DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 _C10D = "torch.distributed.distributed_c10d"
 _ITERATOR = "torch.utils.data.dataloader:_BaseDataLoaderIter"
+_WORKER_ITERATOR = "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter"
 _PROFILER = "torch.autograd.profiler"
 
 # DDP's forward and backward.
@@ -110,11 +111,71 @@ BUFFERS = PrivateName("torch.nn:Module", "_buffers", "no buffer is compared", on
 SUBMODULES = PrivateName(
     "torch.nn:Module", "_modules", "replaced submodules are not noticed", on_instances=True
 )
+MODULE_HOOKS = tuple(
+    PrivateName("torch.nn:Module", name, "hooks of modules are not recognised by the audit", True)
+    for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+)
+GLOBAL_MODULE_HOOKS = tuple(
+    PrivateName("torch.nn.modules.module", name, "global hooks of modules are not recognised by the audit")
+    for name in (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+    )
+)
+TENSOR_HOOKS = PrivateName(
+    "torch:Tensor", "_backward_hooks", "hooks that change a gradient are not recognised by the audit", True
+)
+POST_ACCUMULATE_HOOKS = PrivateName(
+    "torch:Tensor",
+    "_post_accumulate_grad_hooks",
+    "hooks that change a gradient are not recognised by the audit",
+    True,
+)
+FUNCTION_MODES = PrivateName(
+    "torch._C", "_len_torch_function_stack", "a default device is not recognised by the audit"
+)
 NON_PERSISTENT = PrivateName(
     "torch.nn:Module",
     "_non_persistent_buffers_set",
     "buffers that checkpoints do not contain are compared too",
     on_instances=True,
+)
+LOCAL_SHARD = PrivateName(
+    "torch.nn:Parameter", "_st_info", "DDP over DTensor parameters is not compared", True, True
+)
+FLAT_PARAMETER = PrivateName(
+    "torch.nn:Parameter", "_is_flat_param", "parameters of FSDP count as parameters in no module", True, True
+)
+FLATTENED = PrivateName(
+    "torch.nn:Parameter", "_fsdp_flattened", "original parameters of FSDP are not compared", True, True
+)
+FSDP_HANDLE = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel",
+    "_handle",
+    "parameters of FSDP are not compared",
+    True,
+)
+FSDP_REPLICAS = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel",
+    "_inter_node_pg",
+    "parameters of hybrid sharding are not compared",
+    True,
+    True,
+)
+FLAT_ORIGINALS = PrivateName(
+    "torch.nn:Parameter", "_params", "original parameters of FSDP are not compared", True, True
+)
+_FSDP2 = "torch.distributed.fsdp:FSDPModule"
+_FSDP2_OFF = "steps on shards without reduced gradients are not recognised"
+FSDP_STATE = PrivateName(_FSDP2, "_get_fsdp_state", _FSDP2_OFF, True)
+FSDP_GROUPS = PrivateName(_FSDP2, "_fsdp_param_groups", _FSDP2_OFF, True, True)
+FSDP_PARAMETERS = PrivateName(_FSDP2, "fsdp_params", _FSDP2_OFF, True, True)
+FSDP_REDUCES = PrivateName(_FSDP2, "reduce_grads", _FSDP2_OFF, True, True)
+FSDP_ALL_REDUCES = PrivateName(_FSDP2, "all_reduce_grads", _FSDP2_OFF, True, True)
+LOCAL_TENSOR = PrivateName(
+    "torch.distributed.tensor:DTensor", "_local_tensor", "DTensor parameters are not compared", True
 )
 VERSION = PrivateName(
     "torch:Tensor", "_version", "writes to tensors are recognised by samples of their bytes only"
@@ -141,6 +202,9 @@ POP_MODE = PrivateName(
 PUSH_MODE = PrivateName(
     "torch.utils._python_dispatch", "_push_mode", "dispatch modes of the program see ddpcheck's calls"
 )
+DISPATCH_MODE = PrivateName(
+    "torch.utils._python_dispatch", "TorchDispatchMode", "local gradients are not computed again"
+)
 DYNAMO_DISABLE = PrivateName("torch._dynamo", "disable", "torch.compile traces ddpcheck's hooks")
 COMPILED_AUTOGRAD = PrivateName(
     "torch._dynamo.compiled_autograd",
@@ -153,6 +217,12 @@ COMPILED_AUTOGRAD_OPTION = PrivateName(
 )
 DYNAMO_CALLBACK = PrivateName(
     "torch._C._dynamo.eval_frame", "get_eval_frame_callback", "hooks run slower", optional=True
+)
+COMPILER_BACKENDS = PrivateName(
+    "torch._dynamo.eval_frame",
+    "cached_backends",
+    "calls of modules outside DDP are observed by hooks that torch.compile may trace",
+    optional=True,
 )
 DYNAMO_SKIP = PrivateName("torch._dynamo.eval_frame", "skip_code", "torch.compile traces ddpcheck's wrappers")
 
@@ -174,6 +244,15 @@ INDEX_SAMPLER = PrivateName(_ITERATOR, "_index_sampler", "samplers are not descr
 SEND_INDEX = PrivateName(
     _ITERATOR, "_send_idx", "batches that workers prefetch are not recognised", True, True
 )
+_WORKERS_CHECK = "a data-loader worker that never answers is taken for a slow one"
+LOADER_TASKS = PrivateName(_WORKER_ITERATOR, "_task_info", _WORKERS_CHECK, on_instances=True)
+LOADER_WORKERS = PrivateName(_WORKER_ITERATOR, "_workers", _WORKERS_CHECK, on_instances=True)
+LOADER_TIMEOUT = PrivateName(_ITERATOR, "_timeout", _WORKERS_CHECK, on_instances=True)
+LOADER_PIN_THREAD = PrivateName(_WORKER_ITERATOR, "_pin_memory_thread", _WORKERS_CHECK, True, True)
+
+IN_ORDER = PrivateName(
+    _ITERATOR, "_in_order", "batches are taken to come in the order in which they were drawn", True, True
+)
 
 # Process groups and start-up.
 DEFAULT_STORE = PrivateName(
@@ -188,6 +267,16 @@ UNDERLYING_STORE = PrivateName(
     True,
     True,
 )
+# What collectives create at each call. Programs may import the collectives themselves by name.
+_EXCHANGES = "experts and shards that each rank holds for itself may be reported as diverged"
+ALL_TO_ALL = PrivateName(_C10D, "AllToAllOptions", _EXCHANGES)
+REDUCE_SCATTER = PrivateName(_C10D, "ReduceScatterOptions", _EXCHANGES)
+REDUCE = PrivateName(_C10D, "ReduceOptions", _EXCHANGES)
+ALL_GATHER = PrivateName(_C10D, "AllgatherOptions", _EXCHANGES)
+# What functional collectives call first: one of them, by version.
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+RESOLVE_GROUP = PrivateName(_FUNCTIONAL, "_resolve_group", _EXCHANGES, optional=True)
+RESOLVE_GROUP_NAME = PrivateName(_FUNCTIONAL, "_resolve_group_name", _EXCHANGES, optional=True)
 WORLD = PrivateName(_C10D, "_world", "collectives are not counted in the snapshot of a hang")
 SEQUENCE_NUMBER = PrivateName(
     "torch.distributed:ProcessGroup",
@@ -276,14 +365,23 @@ def patch(patches: Patches, private: PrivateName, make: Callable[[Any], Callable
 
 def owner_of(private: PrivateName) -> Any:
     """The module or class that should have the name; None where torch has not imported it."""
-    module, _, name = private.owner.partition(":")
-    owner: Any = sys.modules.get(module)
-    return getattr(owner, name, None) if name else owner
+    owner = _owners.get(private)
+    if owner is None:
+        module, _, name = private.owner.partition(":")
+        owner = sys.modules.get(module)
+        owner = getattr(owner, name, None) if name else owner
+        if owner is not None:
+            _owners[private] = owner
+    return owner
+
+
+# Found once: some names are asked for several times per step.
+_owners: dict[PrivateName, Any] = {}
 
 
 def lookup(private: PrivateName) -> Any:
     """The attribute of a module or class; None where it is missing, or its owner is not imported."""
-    owner = owner_of(private)
+    owner = _owners.get(private) or owner_of(private)
     if owner is None:
         return None
     value = getattr(owner, private.name, _ABSENT)
@@ -304,16 +402,24 @@ def read(private: PrivateName, instance: Any, default: Any = None) -> Any:
     return value
 
 
+def compiler_in_use() -> bool:
+    """Whether the program has called torch.compile. What is merely excluded from compiling has no backend."""
+    backends = lookup(COMPILER_BACKENDS)
+    return bool(backends) and any(map(callable, list(backends.values())))
+
+
 _no_function: Any = None
 _mode_count: Any = None
 _version: Any = None
+_task: Any = None
 
 
 def bind() -> None:
     """Look up the names that are used at every event once, when this module is imported."""
-    global _no_function, _mode_count, _version
+    global _no_function, _mode_count, _version, _task
     _no_function = lookup(NO_FUNCTION) or nullcontext
     _mode_count = lookup(DISPATCH_MODES) or int
+    _task = lookup(GRAPH_TASK) or (lambda: -1)
     _version = attrgetter(VERSION.name) if lookup(VERSION) is not None else lambda tensor: 0
 
 
@@ -361,12 +467,22 @@ def tensor_versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
         return [0 if tensor is None else tensor_version(tensor) for tensor in tensors]
 
 
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    running: bool = _task() >= 0
+    return running
+
+
 def compiles_autograd() -> bool:
-    """Whether torch would compile a backward that started now, and trace the hooks of parameters."""
-    # Asked at every step, and most jobs never import the compiler of backwards.
-    if COMPILED_AUTOGRAD.owner in sys.modules and lookup(COMPILED_AUTOGRAD):
-        return True
-    return bool(lookup(COMPILED_AUTOGRAD_OPTION))
+    """Whether torch compiles a backward that starts now, and traces the hooks of parameters."""
+    # Asked at every backward, and most jobs never import the compiler of backwards.
+    return COMPILED_AUTOGRAD.owner in sys.modules and bool(lookup(COMPILED_AUTOGRAD))
+
+
+def may_compile_autograd() -> bool:
+    """Whether torch may compile the backward of a forward that starts now."""
+    # The option has an effect in torch.compile only, and reading it takes six microseconds.
+    return compiles_autograd() or (compiler_in_use() and bool(lookup(COMPILED_AUTOGRAD_OPTION)))
 
 
 def gives_sparse_parts() -> bool:

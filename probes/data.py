@@ -14,16 +14,17 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import devices_of, generators_of
-from ddpcheck.probes.batch_fingerprint import (
+from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
+from ddpcheck.probes.samples.draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
+from ddpcheck.probes.samples.fingerprint import (
     EMPTY_FINGERPRINT,
     BatchContents,
     Fingerprint,
     FingerprintFuture,
     fingerprint_batch,
 )
-from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
-from ddpcheck.probes.sample_draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.records.kinds.data import BatchRecord
+from ddpcheck.records.kinds.modules import ModuleRole
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -60,6 +61,7 @@ class DataProbe(Probe):
     name = "data"
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {
         "forward_inputs": BudgetItem.SKETCH,
+        "backward_called": BudgetItem.SKETCH,
         "before_step": BudgetItem.SKETCH,
         "after_step": BudgetItem.SKETCH,
     }
@@ -71,9 +73,13 @@ class DataProbe(Probe):
         self._touched: SampleDraws | None = None
         self._open: PendingBatch | None = None
         self._before: tuple[int, RngStates] | None = None
+        # A digest of what was drawn between that forward and its first backward; None: there was none yet.
+        self._drew: str | None = None
         # The state of the generators after the last step.
         self._after: RngStates | None = None
         self._pending: deque[PendingBatch] = deque()
+        # Loaders of steps outside of DDP whose descriptions were written.
+        self._described: set[int] = set()
         # The devices of all modules, whose generators the job draws from.
         self._devices: dict[torch.device, None] = {}
 
@@ -89,7 +95,7 @@ class DataProbe(Probe):
         self._feed(tracked)
         self._close()
         after, self._after = self._after, None
-        self._before = None
+        self._before = self._drew = None
         if not self.context.budget.runs(BudgetItem.SKETCH, tracked.steps):
             return
         now = rng_states(self._devices)
@@ -99,25 +105,48 @@ class DataProbe(Probe):
             self._open = _start_record(tracked, args, kwargs, drew)
         self._drain()
 
+    def backward_called(self, tensors: Any) -> None:
+        """Random numbers that are drawn later do not enter local gradients: noise on reduced ones, choices for a log.
+
+        Ranks may draw the same there, and often must.
+        """
+        if self._before is not None and self._drew is None:
+            self._drew = rng_digest(self._before[1], rng_states(self._devices))
+
     def before_step(self, optimizer: TrackedOptimizer) -> None:
+        """Without a call of `backward`, as with torch.autograd.grad, draws up to here count."""
         if self._before is None:
             return
         index, before = self._before
         if any(tracked.index == index for tracked in optimizer.modules):
-            self._before = None
+            drew = rng_digest(before, rng_states(self._devices)) if self._drew is None else self._drew
+            self._before = self._drew = None
             if self._open is not None:
-                drew = rng_digest(before, rng_states(self._devices))
                 self._open = self._open._replace(record=replace(self._open.record, drew=drew))
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         # Compared with the state at the next forward, if that is recorded.
-        due = self.context.budget.schedule.runs(BudgetItem.SKETCH, optimizer.steps + 1)
+        due = self.context.budget.runs_beside(BudgetItem.SKETCH, optimizer.steps + 1)
         self._after = rng_states(self._devices) if due else None
         self._close()
         self._drain()
+        if self._touched is not None and all(
+            tracked.role is ModuleRole.STEPPED for tracked in optimizer.modules
+        ):
+            self._describe_unwrapped()
         for loader in self._loaders.all:
             if loader.open and loader.open[0].over:
                 self._write_passes(loader, keep=0)
+
+    def _describe_unwrapped(self) -> None:
+        """Without DDP no forward is observed: the batch drawn last is that of the step."""
+        draws, self._touched = self._touched, None
+        loader = None if draws is None else draws.loader
+        if loader is None or loader.described is None or loader.described.replicas is None or loader.written:
+            return
+        if loader.ordinal not in self._described:
+            self._described.add(loader.ordinal)
+            self.context.write(loader.described)
 
     def sample_drawn(self, iterator: Any, index: Any) -> None:
         begun = self._loaders.pass_of(iterator)
@@ -128,14 +157,20 @@ class DataProbe(Probe):
             self._write_passes(draws.loader, keep=1)
             if draws.loader.described is None:
                 iterable = draws.loader.iterable
-                columns = (
-                    []
+                columns, members = (
+                    ([], [])
                     if iterable
                     else _columns(torch_compat.read(torch_compat.DATASET, iterator), draws.loader.length)
                 )
-                draws.loader.describe(iterator, "" if iterable else _dataset_digest(iterator), columns)
+                mark = "" if iterable else _dataset_digest(iterator)
+                draws.loader.describe(iterator, mark, columns, members)
         draws.add(index)
         self._touched = draws
+
+    def batch_contents(self, iterator: Any, batch: Any) -> None:
+        draws = self._loaders.draws(iterator)
+        if draws is not None:
+            draws.contents.received(batch)
 
     def sampler_exhausted(self, iterator: Any) -> None:
         draws = self._loaders.draws(iterator)
@@ -199,6 +234,9 @@ class DataProbe(Probe):
             if not loader.written and loader.described is not None:
                 self.context.write(loader.described)
             self.context.write(draws.record(with_map=loader.written < MOST_MAPS))
+            samples = draws.contents.record(loader.ordinal, draws.number, draws.module or 0, draws.step)
+            if samples is not None:
+                self.context.write(samples)
             loader.written += 1
 
 
@@ -261,16 +299,23 @@ def _dataset_digest(iterator: Any) -> str:
     return fingerprint.digest if fingerprint.variety >= MIN_VARIETY else ""
 
 
-def _columns(dataset: Any, length: int) -> list[str]:
-    """Digests of the columns that identify each sample: they differ if ranks have different samples."""
+def _columns(dataset: Any, length: int) -> tuple[list[str], list[str]]:
+    """Digests of the columns that identify each sample: they differ if ranks have different samples.
+
+    And digests of the same entries in sorted order: equal if ranks have the same samples in another order.
+    """
     digests: list[str] = []
+    members: list[str] = []
     for column in _attributes(dataset)[:MAX_ATTRIBUTES]:
         names = _names(column, length)
         if names is not None and len(digests) < MAX_COLUMNS:
             future = fingerprint_batch(BatchContents(names))
             if future.ready() and (fingerprint := future.fingerprint()).variety >= MIN_VARIETY:
                 digests.append(fingerprint.digest)
-    return digests
+                # Of a longer list only a part was read, which is another one in another order.
+                whole = repr(sorted(names)).encode("utf-8", "replace") if len(names) == length else b""
+                members.append(hashlib.blake2b(whole, digest_size=6).hexdigest() if whole else "")
+    return digests, members
 
 
 def _names(column: Any, length: int) -> Any:

@@ -9,6 +9,7 @@ import torch
 from ddpcheck.device_api import api_of, on_device
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.probe import Probe
+from ddpcheck.records.backend_names import backend_on
 from ddpcheck.records.kinds.rank import DeviceRecord
 
 if TYPE_CHECKING:
@@ -43,7 +44,4 @@ def backend_of(device_type: str) -> str:
     distributed: Any = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return ""
-    config = str(distributed.get_backend_config())
-    # "cpu:gloo,cuda:nccl"; a backend may itself contain a colon.
-    by_device = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
-    return by_device.get(device_type, "" if by_device else config)
+    return backend_on(str(distributed.get_backend_config()), device_type)

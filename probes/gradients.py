@@ -26,10 +26,15 @@ from ddpcheck.step_ranges import parse_steps
 if TYPE_CHECKING:
     import torch
 
-    from ddpcheck.agent.backward_tracker import BackwardWindow
+    from ddpcheck.agent.backward_tracker import BackwardState, BackwardWindow
     from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
     from ddpcheck.probes.digest import Leaves
+    from ddpcheck.records.reasons import UnsyncedReason, UnwrappedReason
+
+    # How the backwards before a step ended: the last one, how many were reduced and how many were not, why, and what
+    # DDP waited for.
+    Outcome = tuple[BackwardState, int, int, UnsyncedReason | UnwrappedReason | None, tuple[int, ...]]
 
 LIVE_RANKS = -1
 # A sketch costs more than a digest, so --sketch-every and the budget may reduce their number. Most faults appear in the
@@ -95,7 +100,10 @@ class Backward:
     tracked: TrackedModule
     number: int
     step: int
+    # What is done with its gradients: sketched, only searched for non-finite values, written to files.
     sketched: bool
+    counted: bool
+    dumped: bool
     local: LocalScans = field(default_factory=LocalScans)
     # Gradients from before this backward, if they cannot be read at its end. DDP reduces them again for parameters
     # that the backward does not use. So a micro-batch under no_sync counts, whatever layers the last one uses.
@@ -110,6 +118,8 @@ class Backward:
     windows: bytes = b""
     # When DDP finished it: all ranks reach this point at the same time.
     finished: float = 0.0
+    # The module's parameters at the time of this backward: the program may rename or remove some before the step.
+    layout: ModuleLayout | None = None
     written: bool = False
 
     def ready(self) -> bool:
@@ -129,6 +139,8 @@ class ModuleLayout(NamedTuple):
     """What follows from a module's list of parameters, kept while it does not change."""
 
     revision: int
+    # Of the list since the wrapping.
+    changes: int
     # This rank's share of the reduced gradients: indices, and one byte per parameter.
     share: tuple[int, ...]
     share_mask: bytes
@@ -151,6 +163,7 @@ class GradientProbe(Probe):
         "gradients_ready": BudgetItem.SKETCH,
         "gradients_reduced": BudgetItem.SKETCH,
         "before_step": BudgetItem.APPLIED,
+        "before_side_step": BudgetItem.APPLIED,
     }
 
     def __init__(self, context: ProbeContext) -> None:
@@ -166,7 +179,7 @@ class GradientProbe(Probe):
         self._layouts: dict[int, ModuleLayout] = {}
         self._owned: dict[tuple[int, int], tuple[tuple[int, ...], bytes]] = {}
         # By optimizer and module, the backwards of the last step that was written.
-        self._windows: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._windows: dict[tuple[int, int], Outcome] = {}
         # Steps so far: digests that arrive from a device after the next step are no longer current.
         self._generation = 0
 
@@ -187,18 +200,27 @@ class GradientProbe(Probe):
         tracker = tracked.backward
         if tracker is None:
             return
-        backward = Backward(tracked, tracker.number, tracked.steps, self._is_sketched(tracked.steps))
+        step = tracked.steps
+        sketched, dumped = self._is_sketched(step), self._files.wants(step)
+        counted = not sketched and self._counts_nonfinite(step)
+        tracker.skips_gradients = not (sketched or counted or dumped)
+        if tracker.skips_gradients and not self.context.budget.runs(BudgetItem.APPLIED, step):
+            # Most steps of a job with short steps: none of its gradients is read.
+            self._backwards.pop(tracked.index, None)
+            return
+        backward = Backward(tracked, tracker.number, step, sketched, counted, dumped)
         self._backwards[tracked.index] = backward
         if backward.sketched and tracker.finds_unused and tracker.holds:
             gradients = tracked.gradients()
-            if gradients.count(None) < len(gradients):
+            # Not `count(None)`, which compares tensors.
+            if any(gradient is not None for gradient in gradients):
                 backward.left_over = self._scan(tracked, gradients, b"", self._layout(tracked).all_mask)
 
     def gradients_ready(
         self, tracked: TrackedModule, indices: Sequence[int], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         backward = self._backwards[tracked.index]
-        if backward.sketched or self._counts_nonfinite(backward.step):
+        if backward.sketched or backward.counted:
             scanner = self._local_scanner(tracked, len(gradients), len(backward.local))
             scanner.update(gradients)
             all_rows = _ones(len(gradients))
@@ -206,21 +228,24 @@ class GradientProbe(Probe):
                 backward.local.add(indices, scanner.scan(gradients, sketch=all_rows))
             else:
                 backward.local.add(indices, scanner.scan(gradients, count=all_rows))
-        if self._files.wants(backward.step):
+        if backward.dumped:
             for index, gradient in zip(indices, gradients, strict=True):
                 if gradient is not None:
                     self._files.keep_local(tracked, backward.step, index, gradient)
 
     def gradients_reduced(self, tracked: TrackedModule) -> None:
-        backward = self._backwards[tracked.index]
+        backward = self._backwards.get(tracked.index)
+        if backward is None:
+            return
         backward.finished = time.time()
-        if not self._reads_reduced(backward):
+        applied = self.context.budget.runs(BudgetItem.APPLIED, backward.step)
+        if not (len(backward.local) or backward.dumped or applied):
             return
         gradients = tracked.gradients()
+        layout = backward.layout = self._layout(tracked)
         if backward.local.may_hold_nonfinite() and tracked.backward is not None:
             backward.order = tracked.backward.fired_order()
         if backward.sketched or backward.local.holds_nonfinite():
-            layout = self._layout(tracked)
             # Between sketches only this rank does this, because its own gradients have non-finite values.
             share = layout.share_mask if backward.sketched else layout.all_mask
             backward.reduced = self._scan(tracked, gradients, layout.all_mask, share, only_sketchable=True)
@@ -228,15 +253,8 @@ class GradientProbe(Probe):
         else:
             self._scanner(tracked).update(gradients)
         backward.state = self._state(tracked, gradients)
-        if self._files.wants(backward.step):
+        if backward.dumped:
             self._files.write(tracked, backward.step, gradients)
-
-    def _reads_reduced(self, backward: Backward) -> bool:
-        return (
-            len(backward.local) > 0
-            or self._files.wants(backward.step)
-            or self.context.budget.runs(BudgetItem.APPLIED, backward.step)
-        )
 
     def _scanner(self, tracked: TrackedModule) -> TensorScanner:
         scanner = self._scanners.get(tracked.index)
@@ -285,23 +303,32 @@ class GradientProbe(Probe):
             known = tracked.backward.reducer_indices if tracked.backward is not None else set()
             unknown = tracked.unknown_parameters() | (set(range(len(tensors))) - known)
             layout = ModuleLayout(
-                tracked.revision, share, bytes(mask), _ones(len(tensors)), frozenset(unknown)
+                tracked.revision,
+                tracked.changes_since_wrapping,
+                share,
+                bytes(mask),
+                _ones(len(tensors)),
+                frozenset(unknown),
             )
             self._layouts[tracked.index] = layout
         return layout
 
     def before_forward(self, tracked: TrackedModule) -> None:
-        self._drain()
+        if self._deferred:
+            self._drain()
         self._write(tracked)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        self._drain()
+        if self._deferred:
+            self._drain()
+        budget = self.context.budget
+        runs = budget.runs_beside if optimizer.side else budget.runs
         for tracked in optimizer.modules:
             self._write(tracked)
             self._files.keep_parameters(tracked, optimizer.steps)
             if not self._is_checked(optimizer.steps):
                 continue
-            if self.context.budget.runs(BudgetItem.APPLIED, optimizer.steps):
+            if runs(BudgetItem.APPLIED, optimizer.steps):
                 self._write_applied(optimizer, tracked)
             else:
                 self._write_window(optimizer, tracked)
@@ -313,6 +340,9 @@ class GradientProbe(Probe):
             self._files.write_parameters(tracked, optimizer.steps)
             if tracked.index in self._snapshots:
                 self._snapshots.pop(tracked.index).current = False
+
+    before_side_step = before_step
+    after_side_step = after_step
 
     def before_exit(self) -> None:
         for backward in self._backwards.values():
@@ -347,11 +377,13 @@ class GradientProbe(Probe):
     def _write(self, tracked: TrackedModule) -> None:
         """One record per reduced backward, written when nothing more can be added to it."""
         backward = self._backwards.get(tracked.index)
-        if tracked.backward is None or backward is None or backward.written or backward.reduced is None:
+        if backward is None or backward.written or tracked.backward is None:
+            return
+        reduced, layout = backward.reduced, backward.layout
+        if reduced is None or layout is None:
             return
         backward.written = True
-        layout, divisor = self._layout(tracked), _divisor(tracked)
-        reduced = backward.reduced
+        divisor = _divisor(tracked)
 
         def write() -> None:
             # Complete from here on: only the writer's thread reads them.
@@ -373,6 +405,7 @@ class GradientProbe(Probe):
                     absent=sorted(reduced.absent | layout.unknown),
                     divisor=divisor,
                     time=round(backward.finished, 6) if _is_timed(backward.number) else 0.0,
+                    revision=layout.changes,
                 )
 
             self.context.write_later(make)
@@ -392,9 +425,9 @@ class GradientProbe(Probe):
         )
         owned = self._owned_mask(optimizer, tracked)
         applied, nonfinite = self._scan_applied(scanner, gradients, owned, backward, moved)
-        record = replace(_window_record(optimizer, tracked, window), moved=moved)
-        self._windows[optimizer.index, tracked.index] = _window_of(record)
-        live = self.context.node_compare is not None and not tracked.uses_local_sgd
+        self._windows[optimizer.index, tracked.index] = outcome = _outcome_of(window)
+        record = _window_record(optimizer, tracked, outcome, moved)
+        live = self.context.node_compare is not None and tracked.compared_live and not tracked.uses_local_sgd
         samples = scanner.samples(gradients, FIRST, 0)[0] if live else b""
         snapshot_key = SnapshotKey(
             tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index
@@ -423,10 +456,11 @@ class GradientProbe(Probe):
         """Without digests: only if the backwards of this step are not like those of the last one that was written."""
         if tracked.backward is None:
             return
-        record = _window_record(optimizer, tracked, tracked.backward.window)
+        outcome = _outcome_of(tracked.backward.window)
         key = (optimizer.index, tracked.index)
-        if self._windows.get(key) != _window_of(record):
-            self._windows[key] = _window_of(record)
+        if self._windows.get(key) != outcome:
+            self._windows[key] = outcome
+            record = _window_record(optimizer, tracked, outcome)
             self._defer(DeferredRecord(lambda: True, lambda: self.context.write(record)))
 
     def _owned_mask(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> bytes:
@@ -466,26 +500,29 @@ class GradientProbe(Probe):
         return scan, scan if count else nonfinite
 
 
+def _outcome_of(window: BackwardWindow) -> Outcome:
+    # A step directly after another one has no backward of its own.
+    synced = 0 if window.closed else window.synced
+    return window.last, synced, window.unsynced, window.reason, window.waiting
+
+
 def _window_record(
-    optimizer: TrackedOptimizer, tracked: TrackedModule, window: BackwardWindow
+    optimizer: TrackedOptimizer, tracked: TrackedModule, outcome: Outcome, moved: bool = False
 ) -> AppliedRecord:
     """The backwards that led to this step; without a digest yet."""
+    last, synced, unsynced, reason, waiting = outcome
     return AppliedRecord(
         module=tracked.index,
         optimizer=optimizer.index,
         step=optimizer.steps,
         root="",
-        last=window.last.value,
-        # A step directly after another one has no backward of its own.
-        synced=0 if window.closed else window.synced,
-        unsynced=window.unsynced,
-        reason=window.reason.value if window.reason is not None else "",
-        waiting=list(window.waiting)[:100],
+        last=last.value,
+        synced=synced,
+        unsynced=unsynced,
+        reason=reason.value if reason is not None else "",
+        waiting=list(waiting[:100]),
+        moved=moved,
     )
-
-
-def _window_of(record: AppliedRecord) -> tuple[object, ...]:
-    return record.last, record.synced, record.unsynced, record.reason, record.waiting
 
 
 def _reuse(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -30,12 +30,17 @@ class IgnoredProbe(Probe):
     """
 
     name = "ignored"
+    on_demand: ClassVar[frozenset[str]] = frozenset({"before_step"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._gradients: dict[tuple[int, int], list[bytes]] = {}
+        self._called = False
 
     def after_wrap(self, tracked: TrackedModule) -> None:
+        if tracked.ignored and not self._called:
+            self._called = True
+            self.context.call(self, Probe.before_step)
         ignored = _ignored(tracked)
         if ignored:
             self._write(tracked, Stage.INIT_AFTER, -1, None, _leaves(tracked, ignored))

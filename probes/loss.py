@@ -8,6 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 # One record for this many steps, and at least this often.
 STEPS_PER_RECORD = 16
-SECONDS_PER_RECORD = 1.0
+NS_PER_RECORD = 1_000_000_000
 # Steps whose scalars may be pending on a device; if it is further behind, the oldest are dropped.
 MAX_PENDING = 64
 
-# struct formats of the dtypes that can be read directly.
-_FORMATS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
+# Types of C with the bits of these dtypes.
+_C_TYPES = {torch.float64: ctypes.c_double, torch.float32: ctypes.c_float}
 
 
 class LossProbe(Probe):
@@ -64,16 +65,16 @@ class LossProbe(Probe):
         if not scalars:
             return
         scale = optimizer.scale if optimizer.scaled else 1.0
-        step = StepLoss(optimizer.index, optimizer.steps, scalars, scale)
-        if self._pending or not step.ready():
-            self._pending.append(step)
+        if not self._pending and _READ.issuperset(map(type, scalars)):
+            self._rows.append((optimizer.index, optimizer.steps, _loss_of(scalars, scale)))
         else:
-            self._rows.append((step.optimizer, step.number, step.value()))
+            self._pending.append(StepLoss(optimizer.index, optimizer.steps, scalars, scale))
+            self._drain()
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        self._drain()
-        full = len(self._rows) >= STEPS_PER_RECORD
-        if full or perf_counter_ns() - self._written > SECONDS_PER_RECORD * 1e9:
+        if self._pending:
+            self._drain()
+        if len(self._rows) >= STEPS_PER_RECORD or perf_counter_ns() - self._written > NS_PER_RECORD:
             self._write()
 
     def step_skipped(self, optimizer: TrackedOptimizer) -> None:
@@ -99,9 +100,13 @@ class LossProbe(Probe):
                 # The steps of one record are consecutive.
                 first = own[0][0]
                 length = next((n for n, (number, _) in enumerate(own) if number != first + n), len(own))
-                values = [_as_json(value) for _, value in own[:length]]
-                self.context.write(LossRecord(optimizer, first, values))
+                values = [value for _, value in own[:length]]
+                self.context.write_later(partial(_record_of, optimizer, first, values))
                 own = own[length:]
+
+
+def _record_of(optimizer: int, first: int, values: list[float | None]) -> LossRecord:
+    return LossRecord(optimizer, first, [_as_json(value) for value in values])
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,15 @@ class StepLoss:
         return all(scalar is None or scalar.ready() for scalar in self.scalars)
 
     def value(self) -> float | None:
-        values = [scalar.value() for scalar in self.scalars if scalar is not None]
-        if not values or len(values) < len(self.scalars) or not self.scale:
-            return None
-        # Gradients accumulate over backwards, so the loss that they belong to is the sum.
-        return sum(values) / self.scale
+        return _loss_of(self.scalars, self.scale)
+
+
+def _loss_of(scalars: Sequence[Scalar | None], scale: float | None) -> float | None:
+    values = [scalar.value() for scalar in scalars if scalar is not None]
+    if not values or len(values) < len(scalars) or not scale:
+        return None
+    # Gradients accumulate over backwards, so the loss that they belong to is the sum.
+    return sum(values) / scale
 
 
 def _as_json(value: float | None) -> float | str | None:
@@ -151,6 +160,10 @@ class KnownScalar:
 
     def value(self) -> float:
         return self._value
+
+
+# Nothing of these is pending on a device.
+_READ = frozenset({KnownScalar, type(None)})
 
 
 class PendingScalar:
@@ -184,11 +197,14 @@ def _on_host(root: torch.Tensor) -> KnownScalar | None:
     # A lazy negation of torch leaves other bits in memory.
     if root.is_neg():
         return None
-    if root.dtype == torch.bfloat16:
-        return KnownScalar(struct.unpack("<f", b"\0\0" + ctypes.string_at(root.data_ptr(), 2))[0])
-    format_character = _FORMATS.get(root.dtype)
-    if format_character is None:
-        return None
-    return KnownScalar(
-        struct.unpack(f"={format_character}", ctypes.string_at(root.data_ptr(), root.element_size()))[0]
-    )
+    dtype, address = root.dtype, root.data_ptr()
+    if not address:
+        return None  # its memory was freed
+    c_type = _C_TYPES.get(dtype)
+    if c_type is not None:
+        return KnownScalar(c_type.from_address(address).value)
+    if dtype == torch.bfloat16:
+        return KnownScalar(struct.unpack("<f", b"\0\0" + ctypes.string_at(address, 2))[0])
+    if dtype == torch.float16:
+        return KnownScalar(struct.unpack("=e", ctypes.string_at(address, 2))[0])
+    return None

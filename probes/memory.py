@@ -16,6 +16,7 @@ from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.os_counters import resident
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
+from ddpcheck.records.kinds.modules import ModuleRole
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -134,7 +135,7 @@ def parts_of(tracked: TrackedModule, optimizer: TrackedOptimizer, kept: int, bas
     """Taken between backward and step, when everything except the activations is allocated."""
     parameters = tracked.tensors(tracked.parameters)
     gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
-    buckets = _reduced_bytes(tracked, parameters)
+    buckets = _reduced_bytes(tracked, parameters) if tracked.role is ModuleRole.DDP else 0
     views = tracked.options.get("gradient_as_bucket_view") is True
     device = parameters[0].device if parameters else torch.device("cpu")
     api = api_of(device)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.digest import Leaves, combine
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
@@ -61,7 +62,8 @@ class OptimizerProbe(Probe):
         self._pending: deque[PendingState] = deque()
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        self._drain()
+        if self._pending:
+            self._drain()
         self._write_groups(optimizer)
         # Before the step, a differing state is a cause; after it, it may be an effect of the gradients. A digest at the
         # first step and after each load shows a state that only some ranks loaded; one at every step needs one more
@@ -100,6 +102,9 @@ class OptimizerProbe(Probe):
         if changed or values.keys() != before.keys():
             self.context.write(HyperRecord(optimizer.index, optimizer.steps, changed))
 
+    before_side_step = before_step
+    after_side_step = after_step
+
     def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         for module in optimizer.modules:
             self.context.write(
@@ -118,7 +123,7 @@ class OptimizerProbe(Probe):
         self, optimizer: TrackedOptimizer, torch_optimizer: torch.optim.Optimizer, tracked: TrackedModule
     ) -> None:
         owned = optimizer.owned(tracked)
-        parameters = tracked.tensors(tracked.parameters)
+        parameters = tracked.stepped_objects()
         states = [
             torch_optimizer.state.get(tensor) if index in owned else None
             for index, tensor in enumerate(parameters)
@@ -135,7 +140,8 @@ class OptimizerProbe(Probe):
             names = sorted(name for name, value in state.items() if isinstance(value, torch.Tensor))
             plain = sorted((n, repr(v)) for n, v in state.items() if isinstance(v, (int, float, bool, str)))
             plans.append(StatePlan(repr(plain).encode(), len(tensors), len(names)))
-            tensors += [state[name] for name in names]
+            # Of a DTensor, the part of this rank.
+            tensors += [torch_compat.read(torch_compat.LOCAL_TENSOR, state[n], state[n]) for n in names]
         scanner = self._scanners.setdefault((optimizer.index, tracked.index), TensorScanner())
         scanner.update(tensors)
         scan = scanner.scan(tensors, b"\1" * len(tensors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.probes.probe import Probe, ProbeContext
-from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, StructureRecord
+from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord, ModuleUseRecord, StructureRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
@@ -38,6 +38,9 @@ class ParamSetProbe(Probe):
                     tracked.index, change.change, change.parameter, tracked.steps, tracked.forwards
                 )
             )
+
+    def module_used(self, tracked: TrackedModule, evidence: list[str]) -> None:
+        self.context.write(ModuleUseRecord(tracked.index, evidence))
 
     def before_forward(self, tracked: TrackedModule) -> None:
         if tracked.joined and tracked.index not in self._joined:

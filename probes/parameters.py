@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ddpcheck.probes.digest import Leaves
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
-from ddpcheck.probes.scan.device_kernels import losses
+from ddpcheck.probes.scan.device_kernels import losses, lost_while_training
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner
 from ddpcheck.probes.write_detection import TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import ModuleRole
 from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.reasons import KERNEL_PROBE, BufferState
+from ddpcheck.records.reasons import KERNEL_PROBE, BufferState, WriteWindow
 from ddpcheck.torch_compat import tensor_versions
 
 if TYPE_CHECKING:
@@ -62,7 +63,13 @@ class ParameterProbe(Probe):
     """Runs in the training thread: another thread could read a tensor while it is written (see docs)."""
 
     name = "parameters"
-    budget_items: ClassVar[Mapping[str, BudgetItem]] = {"after_step": BudgetItem.PARAMS}
+    budget_items: ClassVar[Mapping[str, BudgetItem]] = {
+        "buffers_synced": BudgetItem.PARAMS,
+        "after_step": BudgetItem.PARAMS,
+        "after_side_step": BudgetItem.PARAMS,
+    }
+    # After a write outside of the step was found.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"backward_begun"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -80,6 +87,8 @@ class ParameterProbe(Probe):
         self._buffer_versions: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._without_kernel: set[torch.device] = set()
         self._node_compare = context.node_compare
+        # The last step of each module, and the number of training forwards before it.
+        self._last_steps: dict[int, tuple[SnapshotKey, int]] = {}
         self._ended = False
 
     def before_wrap(self, tracked: TrackedModule) -> None:
@@ -93,21 +102,34 @@ class ParameterProbe(Probe):
         self._samples[tracked.index] = self._sample(tracked)
         self._write_kernel_losses()
 
+    def unwrapped_found(self, tracked: TrackedModule) -> None:
+        self.context.write(tracked.record())
+        self._take_snapshot(SnapshotKey(tracked, Stage.INIT_AFTER, TensorKind.PARAMETERS, -1))
+        self._samples[tracked.index] = self._sample(tracked)
+
+    def unwrapped_due(self, tracked: TrackedModule) -> None:
+        """No optimizer steps it, so it is compared only now and then, and before the job ends."""
+        self._take_snapshot(SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, tracked.steps))
+
     def _write_kernel_losses(self) -> None:
-        """Once per device: its tensors are read by operators of torch, which takes much longer."""
+        """Once per device: its tensors are read by operators of torch, which takes much longer, so fewer steps are."""
         for device, choice in losses().items():
             if choice.loss is not None and device not in self._without_kernel:
                 self._without_kernel.add(device)
+                self.context.budget.limit_slow_reads()
                 error = f"{device.type}: {choice.detail}"
                 self.context.write(FaultRecord(KERNEL_PROBE, choice.loss.value, error, "", os.getpid()))
 
     def before_forward(self, tracked: TrackedModule) -> None:
-        self._drain()
+        if self._pending:
+            self._drain()
         if self._node_compare is not None:
             self._node_compare.catch_up()
         if not tracked.stepped:
             self._snapshot_manual_update(tracked)
-        elif self._writes.is_tracking(tracked):
+            return
+        self._confirm_difference(tracked)
+        if self._writes.is_tracking(tracked):
             self._writes.forward(tracked, self._sample(tracked))
 
     def backward_begun(self, tracked: TrackedModule) -> None:
@@ -120,20 +142,26 @@ class ParameterProbe(Probe):
             self._snapshot_manual_update(tracked)
 
     def buffers_synced(self, tracked: TrackedModule) -> None:
-        if tracked.syncs % self.context.config.every == 0:
+        due = tracked.syncs % self.context.config.every == 0
+        if due and self.context.budget.runs(BudgetItem.PARAMS, tracked.steps):
             self._take_snapshot(SnapshotKey(tracked, Stage.BUFFERS, TensorKind.BUFFERS, tracked.syncs))
             self._mark_outdated(tracked, TensorKind.BUFFERS)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        self._drain()
+        if self._pending:
+            self._drain()
         if self._node_compare is not None:
             self._node_compare.catch_up()
         for tracked in optimizer.modules:
-            before, samples = self._samples.get(tracked.index), self._sample(tracked)
-            if samples != before:
+            self._confirm_difference(tracked, optimizer)
+            before = self._samples.pop(tracked.index, None)
+            # None after a step that the budget left out.
+            if before is not None and (samples := self._sample(tracked)) != before:
                 key = SnapshotKey(
                     tracked, Stage.REWRITTEN, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
                 )
+                if not self._writes.tracks:
+                    self.context.call(self, Probe.backward_begun)
                 self._take_snapshot(key, samples=samples, how=self._writes.window(tracked, before))
             self._mark_outdated(tracked, TensorKind.PARAMETERS)
         # All modules: a GAN runs one module in the step of another.
@@ -142,22 +170,36 @@ class ParameterProbe(Probe):
                 self._buffer_versions[index] = _versions(snapshot.key.tracked)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
+        if lost_while_training:
+            self._write_kernel_losses()
+        budget = self.context.budget
+        runs = budget.runs_beside if optimizer.side else budget.runs
         for tracked in optimizer.modules:
             self._first_writes.pop(tracked.index, None)
+            if not runs(BudgetItem.PARAMS, optimizer.steps):
+                continue
             samples = self._samples[tracked.index] = self._sample(tracked)
-            due = optimizer.steps % self.context.config.every == 0
-            if due and self.context.budget.runs(BudgetItem.PARAMS, optimizer.steps):
-                key = SnapshotKey(
-                    tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index
-                )
+            key = SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index)
+            self._last_steps[tracked.index] = key, tracked.forwards
+            if optimizer.steps % self.context.config.every == 0:
                 indices = self._stepped_indices(optimizer, tracked)
                 self._take_snapshot(key, indices, hyper=optimizer.hyper, samples=samples)
 
+    before_side_step = before_step
+    after_side_step = after_step
+
     def wrapper_released(self, tracked: TrackedModule) -> None:
-        if self._ended:
+        if self._ended or tracked.role is ModuleRole.USED:
+            return
+        if tracked.role is ModuleRole.STEPPED:
+            # The optimizer was deleted, perhaps after the job has averaged what it trained.
+            if tracked.stepped:
+                self._snapshot_last_use(tracked)
             return
         self._snapshot_last_buffers(tracked)
-        if not tracked.stepped and not self._is_rewrapped(tracked):
+        if tracked.stepped:
+            self._snapshot_last_use(tracked)
+        elif not self._is_rewrapped(tracked):
             self._snapshot_last_update(tracked)
 
     def before_exit(self) -> None:
@@ -168,16 +210,22 @@ class ParameterProbe(Probe):
             tracked = snapshot.key.tracked
             if not tracked.parameters:
                 continue
-            if of is TensorKind.BUFFERS:
+            if tracked.role is ModuleRole.USED:
+                self.unwrapped_due(tracked)
+                self._drain(wait=True)
+            elif of is TensorKind.BUFFERS:
                 self._snapshot_last_buffers(tracked)
             elif not tracked.stepped:
                 self._snapshot_last_update(tracked)
+            else:
+                self._snapshot_last_use(tracked)
             snapshot = self._last[tracked.index, of]
             if self._node_compare is None or snapshot.number < 0:
                 continue
-            if of is TensorKind.PARAMETERS:
+            stage = snapshot.key.stage
+            if of is TensorKind.PARAMETERS and stage is not Stage.USED:
                 self._node_compare.wait_for_peers(snapshot, deadline)
-            elif snapshot.key.stage is Stage.BUFFERS_END:
+            elif stage in (Stage.BUFFERS_END, Stage.USED):
                 short = min(deadline, time.monotonic() + SHORT_WAIT_SECONDS)
                 self._node_compare.wait_for_peers(snapshot, short)
         if self._node_compare is not None:
@@ -188,6 +236,8 @@ class ParameterProbe(Probe):
 
         A forward without a step, as at the end of gradient accumulation, hides such writes.
         """
+        if self.context.forwards_captured():
+            return  # a replay writes statistics of its own rank, and no hook sees it
         before = self._buffer_versions.get(tracked.index)
         now = _versions(tracked)
         indices, how = tracked.checkpointed_buffers(), ""
@@ -200,6 +250,43 @@ class ParameterProbe(Probe):
         if indices:
             key = SnapshotKey(tracked, Stage.BUFFERS_END, TensorKind.BUFFERS, -1)
             self._take_snapshot(key, indices, how=how)
+
+    def _confirm_difference(self, tracked: TrackedModule, optimizer: TrackedOptimizer | None = None) -> None:
+        """Parameters that differed after the last step are compared again where they are used.
+
+        Only then: a sharded step, or a step on one rank, ends with a broadcast. The step of an optimizer is a use after
+        a forward, or after another step of its own; before that, another optimizer finishes the same step.
+        """
+        last = self._last_steps.get(tracked.index)
+        if self._node_compare is None or last is None:
+            return
+        step, forwards = last
+        if optimizer is not None and optimizer.index != step.optimizer and tracked.forwards == forwards:
+            return
+        if self._node_compare.take_unconfirmed(tracked.index):
+            self._snapshot_use(tracked, step)
+
+    def _snapshot_last_use(self, tracked: TrackedModule) -> None:
+        """At the end: the parameters as they are kept, if they were written or differed since the last step."""
+        last = self._last_steps.get(tracked.index)
+        if last is None or not tracked.parameters:
+            return
+        differed = self._node_compare is not None and self._node_compare.take_unconfirmed(tracked.index)
+        # Without samples the budget left the last step out: it is compared now.
+        unread = tracked.index not in self._samples
+        if differed or unread or self._is_written(tracked, self._sample(tracked)):
+            self._snapshot_use(tracked, last[0])
+            self._drain(wait=True)
+
+    def _snapshot_use(self, tracked: TrackedModule, step: SnapshotKey) -> None:
+        samples = self._sample(tracked)
+        how = WriteWindow.BEFORE_FORWARD.value if self._is_written(tracked, samples) else ""
+        self._take_snapshot(step._replace(stage=Stage.USED), samples=samples, how=how)
+
+    def _is_written(self, tracked: TrackedModule, samples: TensorSamples) -> bool:
+        """Whether parameters were written since the last step; False if it is not known."""
+        before = self._samples.get(tracked.index)
+        return before is not None and samples != before
 
     def _snapshot_manual_update(self, tracked: TrackedModule) -> None:
         """Without an optimizer, a manual update shows as a change between two forwards."""
@@ -347,7 +434,7 @@ class ParameterProbe(Probe):
         self.context.write_later(make)
         # Ranks may differ before the broadcast, and under post-localSGD.
         if self._node_compare is not None and not (
-            key.tracked.uses_local_sgd or key.stage is Stage.INIT_BEFORE
+            key.tracked.uses_local_sgd or key.stage is Stage.INIT_BEFORE or not key.tracked.compared_live
         ):
             self._node_compare.publish(snapshot)
 

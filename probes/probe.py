@@ -76,15 +76,29 @@ class ProbeContext(Protocol):
     over: bool
     # Decides which budget_items are part of which step.
     budget: Budget
-    # Nanoseconds that ddpcheck has spent on the training thread so far: in all, and by probe.
+    # Nanoseconds that ddpcheck has spent on the training thread so far.
     own_ns: int
-    probe_ns: dict[str, int]
+
+    def probe_ns(self) -> dict[str, int]:
+        """The same by probe."""
+
+    def entry_point(self, probe: Probe, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        """`body` for calls from the program outside of events: guarded, and its time counts as the probe's."""
 
     def job_ns(self) -> int:
         """A clock that does not advance while ddpcheck runs."""
 
+    def forwards_captured(self) -> bool:
+        """Whether a graph holds a forward: its replays are not counted."""
+
     def call_last(self, probe: Probe) -> None:
         """From now on, also call the methods of the probe's `after_others`."""
+
+    def call(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """From now on, also call these handlers of the probe, which are among its `on_demand`."""
+
+    def stop_calling(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """The probe needs these events no more."""
 
     def write(self, record: Record) -> None: ...
 
@@ -103,6 +117,8 @@ class Probe:
     phase: ClassVar[Phase] = Phase.DEFAULT
     # Methods to call when all other probes have handled an event, by its name and with its arguments.
     after_others: ClassVar[Mapping[str, str]] = {}
+    # Events that the probe handles only after it has asked for them: in most jobs it never does.
+    on_demand: ClassVar[frozenset[str]] = frozenset()
     # Events whose time belongs to something that the budget can do less often.
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {}
 
@@ -121,6 +137,18 @@ class Probe:
     @event
     def after_wrap(self, tracked: TrackedModule) -> None:
         """DDP's constructor has returned; its broadcast is done."""
+
+    @event
+    def unwrapped_found(self, tracked: TrackedModule) -> None:
+        """Parameters outside of all DDP modules are stepped, or a module outside of them is used in training."""
+
+    @event
+    def unwrapped_due(self, tracked: TrackedModule) -> None:
+        """It is time to compare a module that is used in training and not trained."""
+
+    @event
+    def module_used(self, tracked: TrackedModule, evidence: list[str]) -> None:
+        """Follows `unwrapped_found`: how the module is connected with DDP's forwards and backwards."""
 
     @event
     def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
@@ -169,12 +197,33 @@ class Probe:
         """All gradients of that backward are accumulated; DDP waits for the rest of its AllReduce."""
 
     @event
+    def unsynced_gradients_ready(self, tracked: TrackedModule) -> None:
+        """All gradients of a backward that DDP does not reduce are accumulated."""
+
+    @event
     def gradients_reduced(self, tracked: TrackedModule) -> None:
         """DDP has finished that backward: all gradients are reduced."""
 
     @event
+    def unwrapped_backward(self) -> None:
+        """`backward` is called, and no DDP module was wrapped yet. No other event of it is emitted."""
+
+    @event
+    def unreduced_gradients(self, tracked: TrackedModule) -> None:
+        """A backward of parameters outside of DDP has ended: no one has reduced their gradients yet."""
+
+    @event
     def backward_returned(self) -> None:
         """The innermost call of `backward` has returned."""
+
+    @event
+    def optimizer_stepped(
+        self, optimizer: torch.optim.Optimizer, signature: tuple[int, ...], modules: Sequence[TrackedModule]
+    ) -> None:
+        """Any optimizer has stepped, also one of no DDP module; `after_step` follows only where there is one.
+
+        `signature` changes with the parameters of the optimizer and of `modules`, which are those that are compared.
+        """
 
     @event
     def before_step(self, optimizer: TrackedOptimizer) -> None:
@@ -183,6 +232,14 @@ class Probe:
     @event
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         """The optimizer has stepped; `optimizer.steps` is still the index of this step."""
+
+    @event
+    def before_side_step(self, optimizer: TrackedOptimizer) -> None:
+        """An optimizer is about to step that steps no DDP module, in a job that has DDP modules."""
+
+    @event
+    def after_side_step(self, optimizer: TrackedOptimizer) -> None:
+        """That optimizer has stepped."""
 
     @event
     def step_skipped(self, optimizer: TrackedOptimizer) -> None:
@@ -195,6 +252,10 @@ class Probe:
     @event
     def batch_received(self, iterator: Any) -> None:
         """The iterator has returned a batch."""
+
+    @event
+    def batch_contents(self, iterator: Any, batch: Any) -> None:
+        """Follows `batch_received`, with the batch."""
 
     @event
     def loader_exhausted(self, iterator: Any) -> None:

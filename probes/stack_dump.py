@@ -18,6 +18,7 @@ from ddpcheck import guard
 from ddpcheck.guard import GUARD
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.awaited import awaited, loops_around
 from ddpcheck.probes.process.collective_progress import collectives_issued, group_progress, progress_mark
 from ddpcheck.records.kinds.rank import StackRecord
 from ddpcheck.records.reasons import LastEvent
@@ -75,16 +76,20 @@ class StackDumpProbe(Probe):
         self._record_event(LastEvent.BUFFERS_SYNCED)
 
     def backward_begun(self, tracked: TrackedModule) -> None:
-        self._record_event(LastEvent.BACKWARD_BEGUN)
+        # Backwards on a device run in other threads.
+        self._last_event = LastEvent.BACKWARD_BEGUN
+        self._beat()
 
     def gradients_reduced(self, tracked: TrackedModule) -> None:
-        self._record_event(LastEvent.GRADIENTS_REDUCED)
+        self._last_event = LastEvent.GRADIENTS_REDUCED
+        self._beat()
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._record_event(LastEvent.BEFORE_STEP)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        self._step = max(self._step, optimizer.steps + 1)
+        if optimizer.steps >= self._step:
+            self._step = optimizer.steps + 1
         self._record_event(LastEvent.AFTER_STEP)
 
     def sample_drawn(self, iterator: Any, index: Any) -> None:
@@ -97,12 +102,13 @@ class StackDumpProbe(Probe):
 
     def _record_event(self, event: LastEvent) -> None:
         self._last_event = event
-        # Backwards on a device run in other threads.
-        if event is not LastEvent.BACKWARD_BEGUN and event is not LastEvent.GRADIENTS_REDUCED:
-            thread = threading.get_ident()
-            if thread != self._thread:
-                self._thread, self._native = thread, threading.get_native_id()
-        self._beat()
+        thread = threading.get_ident()
+        if thread != self._thread:
+            self._thread, self._native = thread, threading.get_native_id()
+        # As in `_beat`: called for most events of a step.
+        if self._exchange is not None:
+            self._beats += 1
+            self._exchange.beat(self._beats)
 
     def _beat(self) -> None:
         if self._exchange is not None:
@@ -134,6 +140,8 @@ class StackDumpProbe(Probe):
             look=request,
             time=time.time(),
             frames=frames_of(self._thread),
+            awaits=awaited(sys._current_frames().get(self._thread)),
+            loops=loops_around(sys._current_frames().get(self._thread)),
             step=self._step,
             moment=self._last_event.value if self._last_event is not None else "",
             thread=self._native,

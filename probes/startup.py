@@ -41,11 +41,13 @@ class StartupProbe(Probe):
         STARTUP.finish(self._batch)
         STARTUP.end()
         self._first_forward = (time.time(), time.monotonic())
+        self.context.stop_calling(self, Probe.before_forward)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         if self._done or self._first_forward is None:
             return
         self._done = True
+        self.context.stop_calling(self, Probe.after_step)
         began, clock = self._first_forward
         self.context.write(
             StartupRecord(

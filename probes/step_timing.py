@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,9 +23,9 @@ from ddpcheck.probes.process.step_phases import (
     UNKNOWN,
     DevicePhaseTimer,
     DevicePhaseTimes,
+    FinishedStep,
     HostPhaseTimer,
     PhaseEvents,
-    PhaseTimes,
     device_timer,
 )
 from ddpcheck.records.kinds.timing import ClockRecord
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 # One record for this many steps, and at least this often: a rank that is killed loses no more.
 STEPS_PER_RECORD = 16
-SECONDS_PER_RECORD = 1.0
+NS_PER_RECORD = 1_000_000_000
 # An optimizer that has stepped this often since the main optimizer replaces it as the main one.
 REPLACES_MAIN = 2
 # DDP's own averages over the iterations that it samples, in nanoseconds.
@@ -64,6 +65,8 @@ class StepTimingProbe(Probe):
         "before_step": "optimizer_begins",
         "after_step": "own_ends",
     }
+    # On a device only.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"backward_begun", "gradients_ready"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -76,18 +79,16 @@ class StepTimingProbe(Probe):
         # The optimizer whose steps are counted, and how often others have stepped since.
         self._main: int | None = None
         self._others: dict[int, int] = {}
-        self._pending: deque[tuple[PhaseTimes, PhaseEvents]] = deque()
-        self._rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]] = []
+        self._pending: deque[tuple[FinishedStep, PhaseEvents]] = deque()
+        self._rows: list[tuple[FinishedStep, DevicePhaseTimes | None]] = []
         self._written = perf_counter_ns()
         self._counters = StepCounters()
 
-    def _now(self) -> int:
-        return self.context.job_ns()
-
     def _begin(self, phase: int) -> None:
         """The device's begin follows, once the other probes have launched their kernels."""
-        self._host.begin(phase, self._now())
-        self._own_begins()
+        self._host.begin(phase, self.context.job_ns())
+        if self._device is not None:
+            self._device.begin_own()
 
     def _begin_on_device(self, *phases: int) -> None:
         if self._device is not None:
@@ -96,7 +97,7 @@ class StepTimingProbe(Probe):
                 self._device.begin(phase)
 
     def _end(self, phase: int) -> None:
-        self._host.end(phase, self._now())
+        self._host.end(phase, self.context.job_ns())
         if self._device is not None:
             self._device.end(phase)
 
@@ -105,6 +106,7 @@ class StepTimingProbe(Probe):
         if self._device is None:
             self._device = device_timer(tracked.tensors(tracked.parameters))
             if self._device is not None:
+                self.context.call(self, Probe.backward_begun, Probe.gradients_ready)
                 self.context.call_last(self)
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
@@ -113,11 +115,11 @@ class StepTimingProbe(Probe):
 
     def batch_requested(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._host.begin(DATA, self._now())
+            self._host.begin(DATA, self.context.job_ns())
 
     def batch_received(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
-            self._host.batch_received(self._now())
+            self._host.batch_received(self.context.job_ns())
 
     def loader_exhausted(self, iterator: Any) -> None:
         if self._thread in (0, get_ident()):
@@ -127,9 +129,11 @@ class StepTimingProbe(Probe):
         self._thread = get_ident()
         self._backwards = 0
         self._host.count_batches()
-        self._begin(FORWARD)
+        now = self.context.job_ns()
+        self._host.begin(FORWARD, now)
         # Buffers, if any, are synchronised before anything is computed.
-        self._begin(BUFFERS)
+        self._host.begin(BUFFERS, now)
+        self._own_begins()
 
     def forward_begins(self, tracked: TrackedModule, *inputs: Any) -> None:
         self._begin_on_device(FORWARD, BUFFERS)
@@ -222,8 +226,8 @@ class StepTimingProbe(Probe):
 
     def _close(self, step: int) -> None:
         self._backwards = 0
-        now = self._now()
-        row = self._host.close(step, now, self.context.own_ns, *self._counters.of_step(now))
+        now = self.context.job_ns()
+        row = self._host.close(step, now, self.context.own_ns, self._counters.of_step(now))
         events = self._device.close() if self._device is not None else None
         if row is None:
             return
@@ -232,8 +236,7 @@ class StepTimingProbe(Probe):
             self._drain()
         else:
             self._rows.append((row, None if self._device is None else UNKNOWN))
-        full = len(self._rows) >= STEPS_PER_RECORD
-        if full or perf_counter_ns() - self._written > SECONDS_PER_RECORD * 1e9:
+        if len(self._rows) >= STEPS_PER_RECORD or perf_counter_ns() - self._written > NS_PER_RECORD:
             self._write()
 
     def _drain(self) -> None:
@@ -242,6 +245,7 @@ class StepTimingProbe(Probe):
             row, events = self._pending[0]
             if events.ready():
                 self._rows.append((row, events.read()))
+                self.context.budget.add_device_time(events.own_ns)
                 self._device.recycle(events)
             elif len(self._pending) > MAX_PENDING:
                 self._rows.append((row, UNKNOWN))
@@ -256,12 +260,12 @@ class StepTimingProbe(Probe):
             # The steps of one record are consecutive.
             first = rows[0][0].step
             length = next((n for n, (row, _) in enumerate(rows) if row.step != first + n), len(rows))
-            self.context.write(record_of(rows[:length]))
+            self.context.write_later(partial(record_of, rows[:length]))
             rows = rows[length:]
 
 
-def record_of(rows: list[tuple[PhaseTimes, DevicePhaseTimes | None]]) -> ClockRecord:
-    host = [row for row, _ in rows]
+def record_of(rows: list[tuple[FinishedStep, DevicePhaseTimes | None]]) -> ClockRecord:
+    host = [row.times() for row, _ in rows]
     device = [row for _, row in rows if row is not None]
     return ClockRecord(
         step=host[0].step,

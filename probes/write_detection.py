@@ -56,6 +56,11 @@ class WriteDetector:
         self._forwards: dict[int, ForwardSamples] = {}
         self._backwards: dict[int, TensorSamples] = {}
 
+    @property
+    def tracks(self) -> bool:
+        """Whether there is such a module."""
+        return bool(self._modules)
+
     def is_tracking(self, tracked: TrackedModule) -> bool:
         return tracked.index in self._modules
 

@@ -51,6 +51,14 @@ def _calls(finding: Finding) -> Iterator[str]:
         groups = [group for group in standings if isinstance(group, Mapping)]
         for group in sorted(groups, key=lambda one: not set(one.get("ranks", ())) & set(finding.ranks)):
             yield from map(str, group.get("stack") or ())
+    optimizers = finding.evidence.get("optimizers")
+    if isinstance(optimizers, (list, tuple)):
+        # Those with parameters that are not compared.
+        rows = [row for row in optimizers if isinstance(row, Mapping) and row.get("not_compared")]
+        yield from (str(row.get("where", "")) for row in rows)
+    called = finding.evidence.get("called_at")
+    if isinstance(called, str):
+        yield called
     details = finding.evidence.get("details")
     if isinstance(details, Mapping):
         outliers = [str(rank) for rank in finding.ranks]

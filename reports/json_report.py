@@ -13,6 +13,7 @@ from ddpcheck.analysis.cost.model import CostTable
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import REPORT_SCHEMA, AttemptSummary, Check, DataEpoch, Report, Verdict
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.analysis.timing.model import TimeTable
@@ -31,6 +32,7 @@ _TOP_LEVEL = (
     "findings",
     "attempts",
     "checks",
+    "coverage",
     "data",
     "hardware",
     "traffic",
@@ -73,6 +75,7 @@ class _Document:
     attempts: tuple[AttemptSummary, ...]
     checks: tuple[Check, ...]
     run: dict[str, Any]
+    coverage: Coverage | None = None
     data: tuple[DataEpoch, ...] = ()
     hardware: dict[str, Any] = field(default_factory=dict)
     traffic: dict[str, Any] = field(default_factory=dict)

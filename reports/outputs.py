@@ -58,6 +58,8 @@ class Outputs:
     github: bool = False
     # The severity from which a finding counts as a failed test.
     fail_on: str = "error"
+    # Whether a run passes although trained parameters were not compared.
+    allow_incomplete: bool = False
     tensorboard: str | None = None
 
 
@@ -131,7 +133,7 @@ def _files(report: Report, outputs: Outputs, folder: Path) -> Iterator[tuple[Pat
     if outputs.junit is not None:
         from ddpcheck.reports.ci.junit import to_junit
 
-        yield outputs.junit, lambda: to_junit(report, outputs.fail_on)
+        yield outputs.junit, lambda: to_junit(report, outputs.fail_on, outputs.allow_incomplete)
     if outputs.markdown is not None:
         from ddpcheck.reports.ci.markdown import to_markdown
 

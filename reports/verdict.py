@@ -6,9 +6,11 @@ import signal
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.step_coverage.text import expected_gaps
+from ddpcheck.formatting import counted as counted
 from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.views.cost import left_out_text, parameters_interval
-from ddpcheck.rules.rule import Location, rule_of
+from ddpcheck.rules.rule import Location, Need, rule_of
 
 
 def verdict_sentence(report: Report) -> str:
@@ -24,7 +26,7 @@ def _sentence(report: Report) -> str:
     if report.verdict is Verdict.FAILED:
         return _failed(report, lead)
     if report.verdict is Verdict.INCOMPLETE:
-        return _incomplete(lead)
+        return _incomplete(report)
     if lead is not None and lead.severity is not Severity.NOTE:
         return _problem(report, lead)
     return _agreement(report)
@@ -43,12 +45,8 @@ def leading_finding(report: Report) -> Finding | None:
 
 def _is_divergence(finding: Finding) -> bool:
     rule = rule_of(finding.code)
-    return rule is not None and rule.replicas_diverge and finding.severity is Severity.ERROR
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    diverges = rule is not None and rule.replicas_diverge and finding.severity is Severity.ERROR
+    return diverges and not finding.evidence.get("replicas_agree")
 
 
 def _diverged(report: Report, lead: Finding) -> str:
@@ -74,9 +72,18 @@ def _failed(report: Report, lead: Finding | None) -> str:
     return text
 
 
-def _incomplete(lead: Finding | None) -> str:
+def _incomplete(report: Report) -> str:
     text = "Not enough was recorded to compare the replicas"
+    lead = next((finding for finding in in_order(report) if _explains_gap(finding)), leading_finding(report))
+    rule = None if lead is None else rule_of(lead.code)
+    if lead is not None and rule is not None and rule.incomplete and rule.headline is not None:
+        return f"{rule.headline(lead)} ({_size(report)})"
     return text if lead is None else f"{text}: {_as_clause(lead.title)}"
+
+
+def _explains_gap(finding: Finding) -> bool:
+    rule = rule_of(finding.code)
+    return rule is not None and rule.incomplete
 
 
 def _problem(report: Report, lead: Finding) -> str:
@@ -91,18 +98,43 @@ def _problem(report: Report, lead: Finding) -> str:
 
 
 def _agreement(report: Report) -> str:
+    if report.world_size == 1:
+        return f"One rank, nothing to compare: {_size(report)}"
     if not _agreed(report):
-        return f"No findings, but nothing could be compared across ranks: {_size(report)}"
+        return f"No findings, and nothing was trained that could be compared across ranks: {_size(report)}"
+    if not _compared_steps(report):
+        return f"Replicas agree after wrapping, and no training step was seen: {_size(report)}"
     return f"Replicas agree: {_size(report)}{_thoroughness(report)}"
 
 
 def _agreed(report: Report) -> bool:
-    outcomes = {check.outcome for check in report.checks if check.compared}
-    return "agree" in outcomes and "differ" not in outcomes
+    """Whether replicas were compared and agree. Differing hyperparameters alone make no different replicas."""
+    complete = report.coverage is None or report.coverage.complete
+    outcomes = {check.outcome for check in report.checks if check.compared and check.name in _OF_REPLICAS}
+    return complete and "agree" in outcomes and "differ" not in outcomes
+
+
+def _compared_steps(report: Report) -> bool:
+    """True in reports of earlier versions, which do not say."""
+    return report.coverage is None or bool(report.coverage.compared_steps) or bool(report.steps)
 
 
 def _size(report: Report) -> str:
     return f"{counted(report.world_size, 'rank')}, {counted(report.steps, 'step')}"
+
+
+# Comparisons of replicas, as `Report.checks` names them.
+_OF_REPLICAS = frozenset(
+    need.value
+    for need in (
+        Need.PARAMETERS_AFTER_WRAPPING,
+        Need.BUFFERS_AFTER_WRAPPING,
+        Need.SYNCHRONISED_BUFFERS,
+        Need.PARAMETERS,
+        Need.APPLIED_GRADIENTS,
+        Need.REDUCED_GRADIENTS,
+    )
+) | {"all of these with other nodes, through the job's store"}
 
 
 def _thoroughness(report: Report) -> str:
@@ -112,7 +144,9 @@ def _thoroughness(report: Report) -> str:
     every = report.run.get("every", 1)
     how_often = "after every step" if every == 1 else f"after every {every} steps"
     how_often = parameters_interval(report) or how_often
-    return f", {counted(parameters, 'parameter')} compared {how_often}{left_out_text(report)}"
+    others = expected_gaps(report.coverage) if report.coverage is not None else ""
+    others = f"; not compared: {others}" if others else ""
+    return f", {counted(parameters, 'parameter')} compared {how_often}{left_out_text(report)}{others}"
 
 
 def _ending(exit_code: int | None) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from operator import itemgetter
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from ddpcheck import torch_compat
 from ddpcheck.guard import GUARD
 from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.probe import Emit, Probe
-from ddpcheck.records.reasons import UnsyncedReason
+from ddpcheck.records.reasons import UnsyncedReason, UnwrappedReason
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_module import TrackedModule
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 NO_TASK = -2
 # Gradients that hooks hold are read at this size, which is that of a bucket.
 MAX_HELD_BYTES = 25 << 20
-
-# Makes an entry point count its time as ddpcheck's own.
-Timed = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def untimed(entry: Callable[..., Any]) -> Callable[..., Any]:
-    return entry
-
 
 _function_applies = torch_compat.frames_of(torch_compat.FUNCTION_APPLY)
 
@@ -57,8 +48,8 @@ class BackwardWindow:
     synced: int = 0
     unsynced: int = 0
     last: BackwardState = BackwardState.NONE
-    reason: UnsyncedReason | None = None
-    # Indices of parameters that got no gradient in a backward that DDP waited to reduce.
+    reason: UnsyncedReason | UnwrappedReason | None = None
+    # Parameters that got no gradient in a backward that DDP waited to reduce, by their positions at wrapping.
     waiting: tuple[int, ...] = ()
     closed: bool = False
 
@@ -84,15 +75,19 @@ class BackwardTracker:
     gradients until there are enough to read; those that DDP divides in place are read by the hook itself.
     """
 
-    def __init__(self, tracked: TrackedModule, emit: Emit, timed: Timed = untimed) -> None:
+    def __init__(self, tracked: TrackedModule, emit: Emit) -> None:
         self.window = BackwardWindow()
         self.number = 0
         # If set before a forward: when each gradient was ready, as pairs of index and nanoseconds since 1970.
         self.time_gradients = False
+        # Set when a backward begins whose local gradients are not read.
+        self.skips_gradients = False
         self.ready_times: list[tuple[int, int]] = []
         self._tracked = tracked
         self._emit = emit
         self._armed = False
+        # Whether the latest forward ran inside no_sync.
+        self._last_unarmed = False
         self._synced = False
         self._tasks: set[int] = set()
         self._nested: set[int] = set()
@@ -106,20 +101,38 @@ class BackwardTracker:
         self._held: list[tuple[int, torch.Tensor | None]] = []
         self._held_bytes = 0
         self._max_held_bytes = 0
-        # Indices of the parameters that the reducer was built with, and of those with sparse gradients: DDP divides
-        # such a gradient in place, directly after our hook.
-        self.reducer_indices: set[int] = set()
+        # Hooks report a parameter by its position when the module was wrapped: later, it may have another place in the
+        # module's list. The positions of the parameters that the reducer was built with, and of those with sparse
+        # gradients: DDP divides such a gradient in place, directly after our hook.
+        self._reducer_positions: set[int] = set()
         self._divided_in_place: set[int] = set()
+        # Ids of all parameters in the order of the wrapping, and the current index of each; None: unchanged.
+        self._identities: list[int] = []
+        self._indices: list[int] | None = None
+        self._revision = 0
         # Whether backwards of this module have been nested in others.
         self._has_nested = False
         self._handles: list[Any] = []
         # The hooks of each parameter as torch keeps them, the key of ours, and our hooks by kind.
         self._hooks: list[tuple[dict[int, Any], int, dict[HookKind, Callable[..., None]]]] = []
+        self._hook_dicts: list[dict[int, Any]] = []
         self._hook_kind = HookKind.LIST
-        self._ready = hide_from_compiler(GUARD.protect("backward", "ready", timed(self._on_ready)))
-        self._task_begun = hide_from_compiler(GUARD.protect("backward", "begun", timed(self._on_task)))
-        self._first = hide_from_compiler(GUARD.protect("backward", "queued", timed(self._on_first)))
-        self._second = hide_from_compiler(GUARD.protect("backward", "done", timed(self._on_done)))
+        # Of torch's engine: calls a function at the end of the backward.
+        self._queue: Callable[[Callable[[], object]], None] = _ignore
+        self._ready = _entry("ready", self._on_ready)
+        self._task_begun = _entry("begun", self._on_task)
+        self._first = _entry("queued", self._on_first)
+        self._second = _entry("done", self._on_done)
+
+    @property
+    def program_has_hooks(self) -> bool:
+        """Whether the program registered hooks of the same kind, which may write to accumulated gradients."""
+        return max(map(len, self._hook_dicts), default=1) > 1
+
+    @property
+    def last_task(self) -> int:
+        """The id of the backward that last reached the module."""
+        return self._current_task[0]
 
     @property
     def finds_unused(self) -> bool:
@@ -132,15 +145,36 @@ class BackwardTracker:
         """Whether local gradients are read in parts. Otherwise those of all parameters are read together."""
         return self._holds or self._has_nested
 
+    @property
+    def reducer_indices(self) -> set[int]:
+        """The current indices of the parameters that the reducer was built with."""
+        return set(self._current(sorted(self._reducer_positions)))
+
+    def _current(self, positions: Iterable[int]) -> list[int]:
+        """The current indices of parameters by their positions at wrapping, without those that were removed."""
+        if self._revision != self._tracked.revision:
+            self._revision = self._tracked.revision
+            now = {id(tensor): index for index, tensor in enumerate(self._tracked.parameter_tensors())}
+            indices = [now.get(identity, -1) for identity in self._identities]
+            self._indices = indices if indices != list(range(len(indices))) else None
+        if self._indices is None:
+            return list(positions)
+        indices = self._indices
+        return [indices[position] for position in positions if indices[position] >= 0]
+
     def attach(self) -> None:
         """Hook every parameter of the reducer. The hooks hold only weak references to objects of the program."""
-        if torch_compat.lookup(torch_compat.ENGINE) is None:
+        engine = torch_compat.lookup(torch_compat.ENGINE)
+        if engine is None:
             return
+        self._queue = engine.queue_callback
         sparse = self._tracked.sparse_parameters()
+        self._revision = self._tracked.revision
         for index, tensor in enumerate(self._tracked.tensors(self._tracked.parameters)):
+            self._identities.append(id(tensor))
             if not tensor.requires_grad:
                 continue
-            self.reducer_indices.add(index)
+            self._reducer_positions.add(index)
             hooks = self._make_hooks(index)
             if index in sparse:
                 self._divided_in_place.add(index)
@@ -148,7 +182,8 @@ class BackwardTracker:
             register: Any = tensor.register_post_accumulate_grad_hook
             handle = register(hooks[self._hook_kind])
             self._handles.append(handle)
-            self._hooks.append((handle.hooks_dict_ref(), handle.id, hooks))
+            self._hook_dicts.append(handle.hooks_dict_ref())
+            self._hooks.append((self._hook_dicts[-1], handle.id, hooks))
 
     def _make_hooks(self, index: int) -> dict[HookKind, Callable[..., None]]:
         tracker_ref = weakref.ref(self)
@@ -175,6 +210,7 @@ class BackwardTracker:
             handle.remove()
         self._handles.clear()
         self._hooks.clear()
+        self._hook_dicts.clear()
         self._clear()
 
     def backward_called(self) -> None:
@@ -189,6 +225,7 @@ class BackwardTracker:
         self._tasks.clear()
         self._nested.clear()
         self._clear()
+        self._last_unarmed = not armed
         if armed:
             self.window.armed += 1
             self._armed = True
@@ -197,7 +234,10 @@ class BackwardTracker:
             self.window.unarmed += 1
         self._holds = self._must_hold()
         calls = (
-            self._holds or self.time_gradients or _graph_task_id is None or torch_compat.compiles_autograd()
+            self._holds
+            or self.time_gradients
+            or _graph_task_id is None
+            or torch_compat.may_compile_autograd()
         )
         self._set_hook_kind(HookKind.CALL if calls else HookKind.LIST)
 
@@ -210,8 +250,9 @@ class BackwardTracker:
         if not getattr(ddp, "gradient_as_bucket_view", False):
             return False
         # A gradient from before this backward is part of its bucket: DDP divides it in place.
-        gradients = self._tracked.gradients()
-        self._max_held_bytes = MAX_HELD_BYTES if gradients.count(None) == len(gradients) else 0
+        # Not `count(None)`, which compares tensors.
+        old = any(gradient is not None for gradient in self._tracked.gradients())
+        self._max_held_bytes = 0 if old else MAX_HELD_BYTES
         return True
 
     def _reduces_early(self, ddp: Any) -> bool:
@@ -240,7 +281,7 @@ class BackwardTracker:
 
         A reducer in Python reduces in such a hook itself: there ours come first.
         """
-        if not self._hooks or max(map(len, map(_hooks_of, self._hooks))) == 1:
+        if max(map(len, self._hook_dicts), default=1) == 1:
             return
         if torch_compat.read(torch_compat.PYTHON_REDUCER, self._tracked.ddp(), False):
             for hooks, key, _ in self._hooks:
@@ -268,6 +309,20 @@ class BackwardTracker:
             # Only nested backwards produced gradients, and their end is not the end of the reduction.
             self._reduced()
 
+    def before_step(self) -> None:
+        """Called before a step. Inside a backward, gradients are not reduced yet, unless DDP itself lets it step."""
+        if not (self._armed and _inside_backward() and self._reducer_positions.difference(self._fired)):
+            self.drain()
+        elif not any(
+            torch_compat.read(torch_compat.IN_BACKWARD, parameter) is not None
+            for parameter in self._tracked.parameter_tensors()
+        ):
+            # The backward goes on, and its reduction is still to come.
+            self._open_window()
+            self.window.last, self.window.reason = BackwardState.UNSYNCED, UnsyncedReason.IN_BACKWARD
+        else:
+            self.drain()
+
     def last_outcome(self) -> str:
         """The outcome of the last backward, or the reason why it was not reduced."""
         reason = self.window.reason if self.window.last is BackwardState.UNSYNCED else None
@@ -290,6 +345,8 @@ class BackwardTracker:
             return
         if self.time_gradients:
             self.ready_times.append((index, time_ns()))
+        if self.skips_gradients:
+            return
         if self._holds:
             self._held.append((index, parameter.grad))
             # A sparse gradient has no size of its own.
@@ -297,7 +354,7 @@ class BackwardTracker:
             if self._held_bytes > self._max_held_bytes:
                 self._emit_held()
         elif index in self._divided_in_place:
-            self._emit(Probe.gradients_ready, self._tracked, [index], [parameter.grad])
+            self._emit(Probe.gradients_ready, self._tracked, self._current([index]), [parameter.grad])
 
     def _on_task(self) -> bool:
         """Called at the first gradient of a backward, or when a nested backward inside a checkpoint begins or ends."""
@@ -319,21 +376,22 @@ class BackwardTracker:
             self._synced = self._armed
             if self._synced:
                 self.number += 1
+                self.skips_gradients = False
                 self._emit(Probe.backward_begun, self._tracked)
             else:
                 self._emit(Probe.unsynced_backward_begun, self._tracked)
                 self._tracked.commit()
                 # If the probes detected a manual update, this backward is the first of the next step.
                 self._open_window()
-        _queue(lambda: self._first(task))
+        self._queue(lambda: self._first(task))
 
     def _emit_held(self) -> None:
         """Hand the gradients that hooks hold to the probes."""
         held, self._held, self._held_bytes = dict(self._held), [], 0
         if held:
-            indices = sorted(held)
-            gradients = [held[index] for index in indices]
-            self._emit(Probe.gradients_ready, self._tracked, indices, gradients)
+            gradients = dict(zip(self._current(held), held.values(), strict=True))
+            indices = sorted(gradients)
+            self._emit(Probe.gradients_ready, self._tracked, indices, [gradients[index] for index in indices])
 
     def _emit_local(self) -> None:
         """Hand the local gradients to the probes that hooks did not hold."""
@@ -344,19 +402,21 @@ class BackwardTracker:
             self._emit(Probe.gradients_ready, self._tracked, range(len(gradients)), gradients)
             return
         # DDP may finish in a nested backward: then what was computed before it is reduced by now.
-        wanted = set(fired) if self._nested else set(range(len(gradients)))
-        indices = sorted(wanted - self._divided_in_place)
+        wanted = set(self._current(fired)) if self._nested else set(range(len(gradients)))
+        indices = sorted(wanted.difference(self._current(self._divided_in_place)))
         if indices:
             self._emit(Probe.gradients_ready, self._tracked, indices, [gradients[index] for index in indices])
 
     def _on_first(self, task: int) -> None:
         if self._synced:
             self._emit_held()
-            if not self._holds:
+            if not (self._holds or self.skips_gradients):
                 self._emit_local()
             if task not in self._nested:
                 self._emit(Probe.gradients_computed, self._tracked)
-        _queue(lambda: self._second(task))
+        elif task not in self._nested:
+            self._emit(Probe.unsynced_gradients_ready, self._tracked)
+        self._queue(lambda: self._second(task))
 
     def _on_done(self, task: int) -> None:
         self._tasks.discard(task)
@@ -374,7 +434,7 @@ class BackwardTracker:
 
     def fired_order(self) -> list[int]:
         """Indices of the parameters with a gradient of this backward, in the order in which it was accumulated."""
-        return list(dict.fromkeys(self._fired))
+        return list(dict.fromkeys(self._current(self._fired)))
 
     def _clear(self) -> None:
         # The hooks share this list.
@@ -389,25 +449,29 @@ class BackwardTracker:
         self.window.last = BackwardState.SYNCED
 
     def _waiting(self) -> tuple[int, ...]:
-        """Indices of parameters that the reducer still waits for; empty if it detects unused parameters."""
+        """Positions of parameters that the reducer still waits for; empty if it detects unused parameters."""
         if self.finds_unused:
             return ()
-        waiting = self.reducer_indices.difference(self._fired)
+        waiting = self._reducer_positions.difference(self._fired)
         return tuple(sorted(waiting)) if waiting else ()
 
-    def _why_unsynced(self) -> UnsyncedReason:
-        window = self.window
+    def _why_unsynced(self) -> UnsyncedReason | UnwrappedReason:
+        window, by_context = self.window, self._tracked.uses_no_sync
         if not getattr(self._tracked.ddp(), "require_backward_grad_sync", True):
-            return UnsyncedReason.NO_SYNC
-        if window.unarmed and not window.armed:
-            return UnsyncedReason.FORWARD_IN_NO_SYNC
+            return UnsyncedReason.NO_SYNC if by_context else UnsyncedReason.FLAG_OFF
+        if window.unarmed and (not window.armed or self._last_unarmed):
+            return UnsyncedReason.FORWARD_IN_NO_SYNC if by_context else UnsyncedReason.FLAG_SWITCHED
         if not window.armed:
             return UnsyncedReason.BYPASS
         return UnsyncedReason.TWO_FORWARDS if window.armed > 1 else UnsyncedReason.SECOND_BACKWARD
 
 
-def _queue(callback: Callable[[], object]) -> None:
-    torch_compat.lookup(torch_compat.ENGINE).queue_callback(callback)
+def _ignore(callback: Callable[[], object]) -> None:
+    """Without hooks there is no backward to follow."""
+
+
+def _entry(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    return hide_from_compiler(GUARD.protect("backward", name, body, timed=True))
 
 
 def _is_nested() -> bool:
@@ -422,4 +486,8 @@ def _is_nested() -> bool:
 _graph_task_id = torch_compat.lookup(torch_compat.GRAPH_TASK)
 # Called by every hook: without a function of ours in between.
 _graph_task: Callable[[], int] = _graph_task_id if _graph_task_id is not None else lambda: 0
-_hooks_of = itemgetter(0)
+
+
+def _inside_backward() -> bool:
+    """False where torch does not provide the id of the running backward."""
+    return _graph_task_id is not None and _graph_task_id() >= 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddpcheck.config import FIRST_STEPS_OF_BUDGET, parse_budget
 from ddpcheck.probes.probe import BudgetItem
@@ -32,6 +32,10 @@ MARGIN = 0.8
 UNMEASURED = 1.5
 # Digests of the parameters that take less are taken after every step, however short the step is.
 FREE_NS = 100_000
+# Probes whose cost the user has chosen: no check is left out for it.
+REQUESTED = ("audit",)
+# The largest share of a step where a device has no kernel and operators of torch read its tensors.
+SLOW_READS_SHARE = 0.05
 
 
 class Schedule(NamedTuple):
@@ -55,9 +59,27 @@ def _schedules() -> list[Schedule]:
 
 
 SCHEDULES = _schedules()
+# Continued for a device without a kernel, where one pass over all parameters may take longer than a step.
+_SPARSEST = SCHEDULES[-1]
+ALL_SCHEDULES = [*SCHEDULES, *(Schedule(*(every << power for every in _SPARSEST)) for power in range(1, 11))]
+# The densest one that checks a single step of the first epoch: its cost decides about the next ones.
+FIRST_SLOW_LEVEL = next(level for level, each in enumerate(ALL_SCHEDULES) if min(each) >= EPOCH)
 # Iterating over an enum class takes a microsecond.
 _ITEMS = tuple(BudgetItem)
+_EVERYTHING = [True] * len(_ITEMS)
 LAST_WITH_ALL_PARAMETERS = max(schedule for schedule in SCHEDULES if schedule.params == 1)
+
+
+class TimeSpent(Protocol):
+    """Nanoseconds that ddpcheck has taken on the training thread so far."""
+
+    own_ns: int
+
+    def probe_ns(self) -> dict[str, int]:
+        """By probe."""
+
+    def item_ns(self) -> list[int]:
+        """By item of the budget."""
 
 
 @dataclass
@@ -67,6 +89,7 @@ class Measurement:
     began: int
     own: int
     spent: dict[str, int]
+    device: int = 0
     first_step: int = -1
     steps: int = 0
     # By item: its time in the steps in which it ran, and the number of those.
@@ -82,56 +105,84 @@ class Budget:
         config: Config,
         exchange: ShmExchange | None,
         write: Callable[[Record], None],
-        own_ns: Callable[[], int],
-        probe_ns: dict[str, int],
+        spent: TimeSpent,
     ) -> None:
         self._share = parse_budget(config.budget)
         self._exchange = exchange
         self._write = write
-        self._own_ns = own_ns
-        self._probe_ns = probe_ns
-        # Nanoseconds by item, counted by the agent; the last element is for everything else.
-        self.item_ns = [0] * (len(BudgetItem) + 1)
+        self._spent = spent
         self._items_before = [0] * len(BudgetItem)
         self._optimizer: int | None = None
         self._epoch = 0
         self._level = 0
         self._wanted = 0
         self._off = self._share is None
+        # Whether operators of torch read tensors of a device, and time of ddpcheck's kernels on the device so far.
+        self._slow_reads = False
+        self._device_ns = 0
+        # Device time of the checks relative to their time on the host.
+        self._device_ratio = 0.0
         # The step that was asked for last, and what is part of it.
-        self._asked = -1
-        self._answers: list[bool] = []
+        self._asked: int | None = None
+        self._answers = _EVERYTHING
         # What the last steps with an item cost: kept for epochs in which it did not run.
         self._costs = [0.0] * len(BudgetItem)
         self._since = self._begin()
 
     def _begin(self) -> Measurement:
-        return Measurement(perf_counter_ns(), self._own_ns(), dict(self._probe_ns))
+        return Measurement(perf_counter_ns(), self._spent.own_ns, self._spent.probe_ns(), self._device_ns)
 
     @property
     def schedule(self) -> Schedule:
-        return SCHEDULES[self._level]
+        return ALL_SCHEDULES[self._level]
+
+    def limit_slow_reads(self) -> None:
+        """A device has no kernel: check one step, and then as many as its cost allows. Call before the first step.
+
+        `--budget off` still checks every step.
+        """
+        if self._share is None or self._slow_reads:
+            return
+        self._record()
+        self._slow_reads = True
+        self._share = min(self._share, SLOW_READS_SHARE)
+        self._level = self._wanted = max(self._level, FIRST_SLOW_LEVEL)
+        # Until a step was measured on the device, assume that operators take as long there as their launches do here.
+        self._device_ratio = 1.0
+
+    def add_device_time(self, nanoseconds: int) -> None:
+        """What ddpcheck's kernels of one step took on the device."""
+        self._device_ns += nanoseconds
 
     def runs(self, item: BudgetItem, step: int) -> bool:
         """Whether `item` is part of this step; all ranks of a node get the same answer."""
+        return (self._answers if step == self._asked else self._ask(step))[item]
+
+    def _ask(self, step: int) -> list[bool]:
+        self._asked = step
         if self._off:
-            return True
-        if step != self._asked:
-            if step // EPOCH > self._epoch:
-                self._advance(step // EPOCH)
-            self._asked = step
-            self._answers = [self.schedule.runs(each, step) for each in _ITEMS]
-        return self._answers[item]
+            self._answers = _EVERYTHING
+            return _EVERYTHING
+        if step // EPOCH > self._epoch:
+            self._advance(step // EPOCH)
+        self._answers = [step % every == 0 for every in self.schedule]
+        return self._answers
+
+    def runs_beside(self, item: BudgetItem, step: int) -> bool:
+        """The same for an optimizer that takes no part in the steps of the job, and counts its own."""
+        return self._off or self.schedule.runs(item, step)
 
     def check_everything(self) -> None:
-        """Ranks differ: from now on everything is checked, whatever it costs."""
+        """Ranks differ: from now on everything is checked, whatever it costs; but a slow read may take seconds."""
+        if self._slow_reads:
+            return
         if self._level:
             self._record()
-        self._off, self._level = True, 0
+        self._off, self._level, self._asked = True, 0, None
 
     def _advance(self, epoch: int) -> None:
         peers = [] if self._exchange is None else self._exchange.budget_levels(epoch)
-        level = max([self._wanted, *(level for level in peers if level < len(SCHEDULES))])
+        level = max([self._wanted, *(level for level in peers if level < len(ALL_SCHEDULES))])
         self._epoch = epoch
         if level != self._level:
             self._record()
@@ -143,7 +194,10 @@ class Budget:
             self._optimizer = optimizer
             # What came before the end of the first step, such as start-up, is not part of any step.
             self._since = self._begin()
-            self._items_before = list(self.item_ns)
+            self._items_before = self._spent.item_ns()
+            if self._slow_reads:
+                # The only step of this epoch that is checked. It also made tables, so later ones take less.
+                self._costs = [float(spent) for spent in self._items_before]
             return
         if optimizer != self._optimizer:
             return
@@ -151,9 +205,9 @@ class Budget:
         if since.first_step < 0:
             since.first_step = step
         since.steps += 1
-        before, self._items_before = self._items_before, list(self.item_ns)
-        for item in _ITEMS:
-            if self.runs(item, step):
+        before, self._items_before = self._items_before, self._spent.item_ns()
+        for item, ran in enumerate(self._answers if step == self._asked else self._ask(step)):
+            if ran:
                 since.busy[item] += self._items_before[item] - before[item]
                 since.runs[item] += 1
         position = step % EPOCH
@@ -168,32 +222,41 @@ class Budget:
         """The densest schedule whose expected cost is within the budget."""
         since = self._since
         wall = perf_counter_ns() - since.began
-        own = self._own_ns() - since.own
+        own = self._spent.own_ns - since.own
+        probes = self._spent.probe_ns()
+        requested = sum(probes.get(name, 0) - since.spent.get(name, 0) for name in REQUESTED)
         if self._share is None or not since.steps or wall <= 0:
             return self._level
         for item in BudgetItem:
             if since.runs[item]:
                 self._costs[item] = since.busy[item] / since.runs[item]
-        fixed = max(0.0, own - sum(since.busy)) / since.steps
+        busy = sum(since.busy)
+        device = self._device_ns - since.device
+        if busy and device:
+            self._device_ratio = device / busy
+        fixed = max(0.0, own - requested - busy) / since.steps
         step = max(1.0, (wall - own) / since.steps)
-        for level, schedule in enumerate(SCHEDULES):
-            checks = sum(self._costs[item] / schedule[item] for item in BudgetItem)
+        # A job that is limited by its host pays for launches, another one for kernels: both are counted.
+        scale = 1.0 + self._device_ratio
+        levels = ALL_SCHEDULES if self._slow_reads else SCHEDULES
+        for level, schedule in enumerate(levels):
+            checks = scale * sum(self._costs[item] / schedule[item] for item in BudgetItem)
             allowed = self._share * step / UNMEASURED * (1.0 if level >= self._level else MARGIN)
             if checks + (fixed if schedule.params == 1 else 0.0) <= allowed:
                 return level
             # Parameters are compared less often only for what that costs itself: nothing makes up for a fixed cost.
             if schedule == LAST_WITH_ALL_PARAMETERS and (
-                checks <= allowed or self._costs[BudgetItem.PARAMS] < FREE_NS
+                checks <= allowed or scale * self._costs[BudgetItem.PARAMS] < FREE_NS
             ):
                 return level
-        return len(SCHEDULES) - 1
+        return len(levels) - 1
 
     def _record(self) -> None:
         since, self._since = self._since, self._begin()
         if not since.steps:
             return
-        spent = {name: (ns - since.spent.get(name, 0)) // 1000 for name, ns in self._probe_ns.items()}
-        own = (self._own_ns() - since.own) // 1000
+        spent = {name: (ns - since.spent.get(name, 0)) // 1000 for name, ns in self._spent.probe_ns().items()}
+        own = (self._spent.own_ns - since.own) // 1000
         spent["agent"] = max(0, own - sum(spent.values()))
         self._write(
             CostRecord(
@@ -204,6 +267,7 @@ class Budget:
                 sketch_every=self.schedule.sketch,
                 applied_every=self.schedule.applied,
                 params_every=self.schedule.params,
+                device=(self._device_ns - since.device) // 1000,
             )
         )
 

@@ -12,7 +12,8 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.rank_context import RankContext
-from ddpcheck.agent.tracked_module import TrackedModule
+from ddpcheck.agent.sharded import ShardedTracker
+from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
     TrackedOptimizer,
     first_step,
@@ -21,6 +22,7 @@ from ddpcheck.agent.tracked_optimizer import (
     signature,
     steps_inside_backward,
 )
+from ddpcheck.agent.unwrapped_tracker import UnwrappedTracker
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
@@ -39,11 +41,18 @@ _OPTIONS = (
 class Dispatcher:
     """Tracks the DDP modules and optimizers of this rank by weak references."""
 
-    def __init__(self, context: RankContext, ddp_init: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        ddp_init: Callable[..., None],
+        trains_unwrapped: Callable[[], None] = lambda: None,
+    ) -> None:
         self.context = context
+        # Called before the first step of a job that has not wrapped any module.
+        self._trains_unwrapped = trains_unwrapped
         self._signature = inspect.signature(ddp_init)
-        self._modules: weakref.WeakKeyDictionary[torch.nn.Module, TrackedModule] = weakref.WeakKeyDictionary()
-        # The same modules: iterating over a dict of weak references takes microseconds.
+        # By the id of DDP's wrapper: a dict of weak references takes a microsecond for each look-up.
+        self._modules: dict[int, TrackedModule] = {}
         self._in_order: list[TrackedModule] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, TrackedOptimizer | None]
         self._optimizers = weakref.WeakKeyDictionary()
@@ -52,27 +61,47 @@ class Dispatcher:
         self._unknown = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[int, ...], int] = {}
         self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
+        self.sharded = ShardedTracker(context, self._new_index)
         # Guarded under the names of the probes that record what these functions read.
         self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
-        self._read_wrapper = context.guarded("structure", "refresh_wrapper", TrackedModule.refresh_wrapper)
+        self._read_at_forward = context.guarded(
+            "structure", "refresh_at_forward", TrackedModule.refresh_at_forward
+        )
+        # An error here leaves DDP modules compared, and the shards not.
+        self._shards_of = context.guarded("sharded", "of", self.sharded.of)
         self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
         self._optimizer_count = 0
         self._step_count = 0
-        # The id of the optimizer whose step began last, outside the step of another one.
+        # The optimizer whose step has begun, outside the step of another one: its id and its entry, until it ends.
         self._stepping = 0
+        self._stepped: TrackedOptimizer | None = None
+        self.unwrapped = UnwrappedTracker(context, self._new_index, self._in_order, self.sharded)
+
+    def _new_index(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the job has wrapped a module in DDP, or trains shards."""
+        return any(self._numbers.values()) or self.sharded.found
 
     def before_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Called before DDP's constructor: the instance has no attributes yet."""
-        given = self._signature.bind_partial(ddp, *args, **kwargs).arguments
+        try:
+            given = self._signature.bind_partial(ddp, *args, **kwargs).arguments
+            group = _group_ranks(given)
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            # Arguments that DDP refuses too: the constructor raises, and the program may call it again.
+            return
         module = given.get("module")
         if not isinstance(module, torch.nn.Module):
             return
-        group = _group_ranks(given)
         ordinal = self._numbers.get(group, 0)
         self._numbers[group] = ordinal + 1
         tracked = TrackedModule(
-            index=self._count,
+            index=self._new_index(),
             ordinal=ordinal,
             group=group,
             module=weakref.ref(module),
@@ -82,87 +111,120 @@ class Dispatcher:
             options={name: given[name] for name in _OPTIONS if name in given},
             where=user_callsite(),
         )
-        self._count += 1
         weakref.finalize(ddp, self._on_released, tracked).atexit = False
-        self._modules[ddp] = tracked
+        self._modules[id(ddp)] = tracked
         self._in_order.append(tracked)
         self.context.emit(Probe.before_wrap, tracked)
 
+    def wrap_failed(self, ddp: torch.nn.Module) -> None:
+        """DDP's constructor raised. The next module of the group gets the number of this one, as on other ranks."""
+        tracked = self._modules.pop(id(ddp), None)
+        if tracked is not None:
+            self._numbers[tracked.group] = tracked.ordinal
+            self._in_order.remove(tracked)
+            tracked.forget()
+
     def _release(self, tracked: TrackedModule) -> None:
         """Called when the wrapper was deleted. The wrapped module may still exist and can be read one last time."""
+        if tracked not in self._in_order:
+            return
         self.context.emit(Probe.wrapper_released, tracked)
         tracked.forget()
-        if tracked in self._in_order:
-            self._in_order.remove(tracked)
+        self._modules = {key: each for key, each in self._modules.items() if each is not tracked}
+        self._in_order.remove(tracked)
+
+    def _module_of(self, ddp: torch.nn.Module) -> TrackedModule | None:
+        tracked = self._modules.get(id(ddp))
+        # The id may belong to another object by now.
+        return tracked if tracked is not None and tracked.ddp() is ddp else None
 
     def after_wrap(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        tracked = self._modules.get(ddp)
+        tracked = self._module_of(ddp)
         if tracked is None:
             return
         self._refresh(tracked)
         self.context.emit(Probe.after_wrap, tracked)
         if self.context.config.gradients != "off":
-            tracked.backward = BackwardTracker(tracked, self.context.emit, self.context.timed)
+            tracked.backward = BackwardTracker(tracked, self.context.emit)
             tracked.backward.attach()
+        self.unwrapped.wrapped(ddp)
 
     def _refresh(self, tracked: TrackedModule) -> None:
         """Renew the list of tensors before any probe reads it."""
-        changes = self._read_parameters(tracked)
+        self._emit_changes(tracked, self._read_parameters(tracked))
+
+    def _emit_changes(self, tracked: TrackedModule, changes: list[ParamSetChange] | None) -> None:
         if changes is not None:
             self.context.emit(Probe.parameters_changed, tracked, changes)
 
     def before_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         """Only training forwards count: evaluation may run on one rank alone."""
-        tracked = self._modules.get(ddp)
+        tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():
             if tracked.backward is not None:
                 tracked.backward.drain()
             # Before the forward is counted: earlier changes belong to earlier backwards.
-            self._read_wrapper(tracked)
-            self._refresh(tracked)
+            self._emit_changes(tracked, self._read_at_forward(tracked))
             self.context.emit(Probe.before_forward, tracked)
             tracked.commit()
             if tracked.backward is not None:
                 tracked.backward.forward(armed=bool(getattr(ddp, "require_backward_grad_sync", True)))
             self.context.emit(Probe.forward_inputs, tracked, args, kwargs)
             tracked.forwards += 1
+            self.unwrapped.forward(args, kwargs)
+
+    def no_sync_called(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        tracked = self._module_of(ddp)
+        if tracked is not None:
+            tracked.uses_no_sync = True
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         # A buffer hook of the user may delay the work to the end of the backward, where it cannot be observed.
         if hasattr(ddp, "buffer_hook"):
             return
-        tracked = self._modules.get(ddp)
+        tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():
             self.context.emit(Probe.buffers_synced, tracked)
             tracked.syncs += 1
 
     def after_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        tracked = self._modules.get(ddp)
+        tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():
             self.context.emit(Probe.after_forward, tracked)
 
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        if not self._wrapped():
+            self.context.emit(Probe.unwrapped_backward)
+            return
         for tracked in self._in_order:
             if tracked.backward is not None:
                 tracked.backward.backward_called()
+        self.sharded.backward_called()
+        self.unwrapped.backward_called()
         # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
-        self.context.emit(Probe.backward_returned)
+        if self._wrapped():
+            self.context.emit(Probe.backward_returned)
+
+    def _wrapped(self) -> bool:
+        """Whether the job has a module that is compared, or had one: wrapped, or stepped outside of DDP."""
+        return bool(self._count or self._in_order)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        if inside_another_step():
+        # A step that raised has not ended either: then the stack decides.
+        if self._stepping and inside_another_step():
             return
         self._stepping = id(optimizer)
-        tracked = self._tracked(optimizer)
+        self._stepped = tracked = self._tracked(optimizer)
         if tracked is None:
             return
         for module in tracked.modules:
             if module.backward is not None:
-                module.backward.drain()
+                module.backward.before_step()
             self._refresh(module)
-        self.context.emit(Probe.before_step, tracked)
+        self.context.emit(Probe.before_side_step if tracked.side else Probe.before_step, tracked)
         for module in tracked.modules:
             module.commit()
 
@@ -172,12 +234,19 @@ class Dispatcher:
             return
         self._stepping = 0
         self._step_count += 1
-        tracked = self._optimizers.get(optimizer)
+        # Not kept: the entry refers to parameters.
+        tracked, self._stepped = self._stepped, None
+        # Those of parameters outside of DDP are not in the list of modules.
+        modules = self._in_order if tracked is None else [*self._in_order, *tracked.modules]
+        self.context.emit(Probe.optimizer_stepped, optimizer, self._latest_signature, modules)
         if tracked is None:
             return
         self._read_hyperparameters(tracked)
-        self.context.emit(Probe.after_step, tracked)
-        self.context.budget.step_done(tracked.index, tracked.steps)
+        if tracked.side:
+            self.context.emit(Probe.after_side_step, tracked)
+        else:
+            self.context.emit(Probe.after_step, tracked)
+            self.context.budget.step_done(tracked.index, tracked.steps)
         tracked.steps += 1
         tracked.scaled, tracked.scale = False, None
         for module in tracked.modules:
@@ -185,12 +254,29 @@ class Dispatcher:
             module.steps = max(module.steps, tracked.steps)
             if module.backward is not None:
                 module.backward.close_window()
+        if self.unwrapped.active:
+            self.unwrapped.step_done(tracked, self._known_optimizers)
+
+    def close(self) -> None:
+        """Called before the context ends."""
+        self.unwrapped.close(self._known_optimizers)
+
+    def _known_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [*self._optimizers, *self._unknown]
+
+    def exchanged(self, *args: Any, **kwargs: Any) -> None:
+        self.unwrapped.exchanged()
+
+    def exchanged_in_backward(self, *args: Any, **kwargs: Any) -> None:
+        if torch_compat.in_backward():
+            self.unwrapped.exchanged()
 
     def batch_requested(self, iterator: Any) -> None:
         self.context.emit(Probe.batch_requested, iterator)
 
-    def batch_received(self, iterator: Any) -> None:
+    def batch_received(self, iterator: Any, batch: Any) -> None:
         self.context.emit(Probe.batch_received, iterator)
+        self.context.emit(Probe.batch_contents, iterator, batch)
 
     def loader_exhausted(self, iterator: Any) -> None:
         self.context.emit(Probe.loader_exhausted, iterator)
@@ -215,15 +301,18 @@ class Dispatcher:
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         tracked = self._optimizers.get(optimizer)
         if tracked is not None and self._step_count == self._steps_before:
-            self.context.emit(Probe.step_skipped, tracked)
+            if not tracked.side:
+                self.context.emit(Probe.step_skipped, tracked)
             tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0
+    # Of the optimizer whose step began last.
+    _latest_signature: tuple[int, ...] = ()
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The entry of the optimizer, updated if its parameters or those of a module have changed."""
         modules = list(self._in_order)
-        now = signature(optimizer, modules)
+        self._latest_signature = now = signature(optimizer, modules)
         known = self._optimizers.get(optimizer)
         if known is not None and known.signature == now:
             return known
@@ -233,15 +322,30 @@ class Dispatcher:
         stepped = [
             each for each in modules if any(index >= 0 for group in groups[each.index] for index in group)
         ]
-        if not stepped or steps_inside_backward(optimizer):
+        sharded = (not steps_inside_backward(optimizer) and self._shards_of(optimizer)) or []
+        outside = None if steps_inside_backward(optimizer) else self.unwrapped.of(optimizer, modules)
+        groups.update((each.index, groups_of(optimizer, each)) for each in sharded)
+        stepped += sharded
+        if (not stepped and outside is None) or steps_inside_backward(optimizer):
             self._unknown[optimizer] = now
+            if known is not None:
+                # Its DDP module was deleted: its parameters are no longer read.
+                known.signature, known.modules = now, []
             return known
         if known is None:
             name = type(optimizer).__name__
-            known = TrackedOptimizer(self._optimizer_count, name, weakref.ref(optimizer), now)
-            known.steps = max(first_step(tracked, groups[tracked.index]) for tracked in stepped)
-            self._optimizer_count += 1
+            # Optimizers that some ranks have beside the job do not shift the numbers of the others.
+            number = outside.ordinal if outside is not None and not stepped else self._optimizer_count
+            known = TrackedOptimizer(number, name, weakref.ref(optimizer), now)
+            known.steps = max((first_step(tracked, groups[tracked.index]) for tracked in stepped), default=0)
+            self._optimizer_count += bool(stepped)
             self._optimizers[optimizer] = known
+        known.side = not stepped and self.wraps
+        if not any(self._numbers.values()):
+            self._trains_unwrapped()
+        if outside is not None:
+            groups[outside.index] = groups_of(optimizer, outside)
+            stepped = [*stepped, outside]
         known.signature, known.modules, known.groups = now, stepped, groups
         for tracked in stepped:
             tracked.owners[known.index] = known.owned(tracked)

@@ -36,6 +36,11 @@ class GraphTracker:
         self._contents: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
         self._written = GraphRecord()
 
+    @property
+    def forwards_captured(self) -> bool:
+        """Whether forwards run in replays, where no hook sees them."""
+        return bool(self._captured[_FORWARD] or self._open[_FORWARD])
+
     def skipped(self, name: str) -> None:
         """An entry into ddpcheck did nothing, because a graph is being captured."""
         if name in _COUNTED:

@@ -16,6 +16,7 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.device_api import available_api
 from ddpcheck.privacy import allowed_environment, mask_arguments
+from ddpcheck.records.backend_names import UNDEFINED
 from ddpcheck.records.kinds.rank import RankHeader, session_name
 
 _MOST_LAUNCHES = 10_000
@@ -116,7 +117,7 @@ def _backend() -> str:
     """The backend, or one per device type ("cpu:gloo,cuda:nccl") if the program did not name one."""
     distributed: Any = torch.distributed
     name = str(distributed.get_backend())
-    if name != "undefined":
+    if name != UNDEFINED:
         return name
     by_device = getattr(distributed, "get_backend_config", None)
     config = str(by_device()) if by_device is not None else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +13,15 @@ from ddpcheck import device_api, torch_compat
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
-from ddpcheck.patches import Patches, calling, hide_from_compiler, leave_out_wrappers, skip_frame
+from ddpcheck.patches import (
+    Patches,
+    calling,
+    constructing,
+    hide_from_compiler,
+    leave_out_wrappers,
+    skip_frame,
+)
+from ddpcheck.probes.checkpoints.tracker import CHECKPOINTS
 from ddpcheck.probes.process.startup_tracer import STARTUP
 
 
@@ -28,6 +37,8 @@ class Agent:
         self._ddp_init: Any = None
         self._training_patched = False
         self._group_destroyed = False
+        # Removed when the program calls torch.compile, which recognises collectives by identity.
+        self._collective_patches = Patches()
 
     def install(self) -> None:
         """Called while torch is imported: installs a few patches and opens no file."""
@@ -38,8 +49,11 @@ class Agent:
         self._ddp_init = DistributedDataParallel.__init__
         before_wrap = protect("agent", "before_wrap", self._before_wrap)
         after_wrap = protect("agent", "after_wrap", self._after_wrap)
+        wrap_failed = protect("agent", "wrap_failed", self._wrap_failed)
         self._patches.replace(
-            DistributedDataParallel, "__init__", lambda original: calling(original, before_wrap, after_wrap)
+            DistributedDataParallel,
+            "__init__",
+            lambda original: constructing(original, before_wrap, after_wrap, wrap_failed),
         )
         if self._config.profile:
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -64,6 +78,7 @@ class Agent:
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)
             )
         # Last, so that an error here does not affect the other patches.
+        CHECKPOINTS.install()
         STARTUP.install()
 
     def _open(self) -> None:
@@ -73,17 +88,20 @@ class Agent:
         if not distributed.is_initialized() or (self._dispatcher is not None and not self._group_destroyed):
             return
         if self._dispatcher is not None:
-            self._dispatcher.context.close("exit")
+            self._dispatcher.context.close("exit", left=True)
         self._group_destroyed = False
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.rank_context import RankContext
 
         context = RankContext(self._config, self._sessions)
         self._sessions += 1
-        self._dispatcher = Dispatcher(context, self._ddp_init)
+        self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
+        self._hook_steps()
         if self._sessions == 1:
+            self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
             self._patch_exits()
+            self._patch_backward()
 
     def _before_wrap(self, *args: Any, **kwargs: Any) -> None:
         self._open()
@@ -97,14 +115,34 @@ class Agent:
             return
         STARTUP.wrapped()
         self._dispatcher.after_wrap(*args, **kwargs)
-        if not self._training_patched:
-            self._training_patched = True
-            self._patch_training()
+        self._patch_training()
+
+    def _wrap_failed(self, ddp: Any) -> None:
+        if self._dispatcher is not None:
+            STARTUP.wrapped()
+            self._dispatcher.wrap_failed(ddp)
+
+    def _patch_backward(self) -> None:
+        """Observe backwards, also of a job that never wraps a module and never steps an optimizer of torch."""
+        from ddpcheck.agent.dispatcher import Dispatcher
+
+        # Tensor.backward goes through it too.
+        self._observe(
+            sys.modules["torch.autograd"],
+            "backward",
+            before=Dispatcher.backward_called,
+            after=Dispatcher.backward_returned,
+        )
 
     def _patch_training(self) -> None:
-        """Called after the first DDP module is wrapped: observe forwards, steps, scalers and loaders from now on."""
+        """Observe forwards, scalers and loaders from now on.
+
+        Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
+        """
+        if self._training_patched:
+            return
+        self._training_patched = True
         from torch.nn.parallel.distributed import DistributedDataParallel
-        from torch.optim import optimizer
 
         from ddpcheck.agent.dispatcher import Dispatcher
 
@@ -117,21 +155,57 @@ class Agent:
         ):
             if torch_compat.lookup(private) is not None:
                 self._observe(DistributedDataParallel, private.name, after=after)
-        # Tensor.backward goes through it too.
-        self._observe(
-            sys.modules["torch.autograd"],
-            "backward",
-            before=Dispatcher.backward_called,
-            after=Dispatcher.backward_returned,
-        )
-        self._hooks = [
-            optimizer.register_optimizer_step_pre_hook(self._guarded(Dispatcher.before_step)),
-            optimizer.register_optimizer_step_post_hook(self._guarded(Dispatcher.after_step)),
-        ]
+        self._observe(DistributedDataParallel, "no_sync", before=Dispatcher.no_sync_called)
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
         if scaler is not None:
             self._observe(scaler, "step", before=Dispatcher.scaler_before, after=Dispatcher.scaler_after)
         self._patch_loaders()
+        self._patch_collectives()
+
+    def _watch_compiler(self) -> None:
+        """Know when the program calls torch.compile, before anything is compiled."""
+        import torch
+
+        def compiles(*args: Any, **kwargs: Any) -> None:
+            self._collective_patches.remove()
+            if self._dispatcher is not None:
+                self._dispatcher.unwrapped.compiler_used()
+
+        used = GUARD.protect("agent", "compile", compiles)
+        self._patches.replace(torch, "compile", lambda original: calling(original, used, None))
+
+    def _patch_collectives(self) -> None:
+        """Know whether ranks exchange activations: then each may hold other experts, classes or shards."""
+        from ddpcheck.agent.dispatcher import Dispatcher
+
+        if torch_compat.compiler_in_use():
+            return
+        exchanged = self._guarded(Dispatcher.exchanged)
+        # A reduction inside a backward sends gradients of activations to the rank that they belong to.
+        in_backward = self._guarded(Dispatcher.exchanged_in_backward)
+        for private, before in (
+            (torch_compat.ALL_TO_ALL, exchanged),
+            (torch_compat.RESOLVE_GROUP, exchanged),
+            (torch_compat.RESOLVE_GROUP_NAME, exchanged),
+            (torch_compat.REDUCE, in_backward),
+            (torch_compat.REDUCE_SCATTER, in_backward),
+            (torch_compat.ALL_GATHER, in_backward),
+        ):
+            torch_compat.patch(
+                self._collective_patches, private, functools.partial(calling, before=before, after=None)
+            )
+
+    def _hook_steps(self) -> None:
+        """Observe the steps of all optimizers, also in a job that never wraps a module."""
+        from torch.optim import optimizer
+
+        from ddpcheck.agent.dispatcher import Dispatcher
+
+        if not self._hooks:
+            self._hooks = [
+                optimizer.register_optimizer_step_pre_hook(self._guarded(Dispatcher.before_step)),
+                optimizer.register_optimizer_step_post_hook(self._guarded(Dispatcher.after_step)),
+            ]
 
     def _patch_loaders(self) -> None:
         """Observe data loaders. Indices are drawn in the process of the rank, even with workers."""
@@ -177,14 +251,9 @@ class Agent:
         def call(*args: Any, **kwargs: Any) -> None:
             dispatcher = self._dispatcher
             if dispatcher is not None:
-                context = dispatcher.context
-                entered = context.enter()
-                try:
-                    method(dispatcher, *args, **kwargs)
-                finally:
-                    context.leave(entered)
+                method(dispatcher, *args, **kwargs)
 
-        return hide_from_compiler(GUARD.protect("agent", method.__name__, call))
+        return hide_from_compiler(GUARD.protect("agent", method.__name__, call, timed=True))
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
         """Called before a process group is destroyed. The session ends with the default group, not with a subgroup."""
@@ -192,6 +261,7 @@ class Agent:
 
         group = args[0] if args else kwargs.get("group")
         if self._dispatcher is not None and group in (None, distributed.group.WORLD):
+            self._dispatcher.close()
             self._dispatcher.context.end()
             self._group_destroyed = True
 
@@ -238,7 +308,8 @@ class Agent:
     def _close(self) -> None:
         if self._dispatcher is not None:
             reason = "raised" if self._error[0] else "exit"
-            self._dispatcher.context.close(reason, *self._error)
+            self._dispatcher.close()
+            self._dispatcher.context.close(reason, *self._error, left=self._group_destroyed)
 
     def _forked(self) -> None:
         """A forked child, usually a data loader worker, is not a rank."""
@@ -246,6 +317,7 @@ class Agent:
             self._dispatcher.context.abandon()
             self._dispatcher = None
             STARTUP.end()
+            CHECKPOINTS.switch_off()
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
 
             PROFILERS.forked()
@@ -264,7 +336,7 @@ def install() -> None:
     if config is not None:
         GUARD.last_resort = _report_early_fault
         GUARD.surroundings = torch_compat.suspend_user_modes
-        GUARD.capturing = device_api.capturing
+        GUARD.capture_checks = device_api.CAPTURE_CHECKS
         Agent(config).install()
 
 

@@ -64,16 +64,15 @@ class RankContext:
         self._closed = False
         self._ended = False
         self.over = False
+        # Counted by the guard and by `emit`.
         self.own_ns = 0
-        # By probe; the rest of `own_ns` is the agent's.
-        self.probe_ns: dict[str, int] = {}
-        # When the current entry from the program began; 0: the program itself runs.
-        self._entered = 0
+        self.entered = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank)
         algorithm = make_digester("cpu").algorithm
         self.write(header(self.session, algorithm))
         self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
+        GUARD.clock = self
         self._graphs = GraphTracker(self.write)
         GUARD.skipped = self._graphs.skipped
         torch_compat.report_to(self._missing_name)
@@ -84,9 +83,11 @@ class RankContext:
                 config, algorithm
             )
             self.node_compare = NodeCompare(self, self.exchange, store_compare)
-        self.budget = Budget(config, self.exchange, self.write, lambda: self.own_ns, self.probe_ns)
-        self._handlers: dict[Callable[..., None], list[tuple[str, int, EntryPoint]]]
-        self._handlers = {event: [] for event in EVENTS}
+        # All entry points whose time is counted: those of each probe, and those of each item of the budget.
+        self._entries: dict[str, list[EntryPoint]] = {}
+        self._item_entries: list[list[EntryPoint]] = [[] for _ in BudgetItem]
+        self.budget = Budget(config, self.exchange, self.write, self)
+        self._handlers: dict[Callable[..., None], list[EntryPoint]] = {event: [] for event in EVENTS}
         probes = [kind(self) for kind in sorted(PROBES, key=lambda kind: kind.phase) if kind.wanted(config)]
         for probe in probes:
             self._register(probe)
@@ -96,12 +97,32 @@ class RankContext:
         for event, method in probe.after_others.items():
             self._add_handler(probe, getattr(Probe, event), f"{event}.last", getattr(probe, method))
 
+    def call(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """From now on, also call these handlers of the probe, which are among its `on_demand`."""
+        for event in events:
+            self._add_handler(probe, event, event.__name__, getattr(probe, event.__name__))
+            if probe.phase is not Phase.DEFAULT:
+                # Before the handlers of other probes.
+                *others, own = self._handlers[event]
+                self._handlers[event] = [own, *others]
+
+    def stop_calling(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """The probe needs these events no more."""
+        for event in events:
+            kept = [
+                entry
+                for entry in self._handlers[event]
+                if (entry.probe, entry.name) != (probe.name, event.__name__)
+            ]
+            # A new list: the old one may be in use.
+            self._handlers[event] = kept
+
     def _register(self, probe: Probe) -> None:
         """Register the events that the probe overrides; others are not called."""
-        self.probe_ns.setdefault(probe.name, 0)
+        self._entries.setdefault(probe.name, [])
         for event in EVENTS:
             name = event.__name__
-            if getattr(type(probe), name) is event:
+            if getattr(type(probe), name) is event or name in probe.on_demand:
                 continue
             self._add_handler(probe, event, name, getattr(probe, name))
 
@@ -111,9 +132,20 @@ class RankContext:
         # The probe that starts and stops the profiler cannot run inside a span of that profiler.
         if self.config.profile and probe.phase is not Phase.PROFILER:
             handler = in_profiler_span(handler)
-        item = probe.budget_items.get(name, len(BudgetItem))
         entry = GUARD.register(probe.name, name, handler)
-        self._handlers[event].append((probe.name, item, entry))
+        self._entries[probe.name].append(entry)
+        if name in probe.budget_items:
+            self._item_entries[probe.budget_items[name]].append(entry)
+        # A new list: an event under way does not call it.
+        self._handlers[event] = [*self._handlers[event], entry]
+
+    def probe_ns(self) -> dict[str, int]:
+        """Nanoseconds that each probe has taken on the training thread; the rest of `own_ns` is the agent's."""
+        return {probe: sum(entry.ns for entry in entries) for probe, entries in self._entries.items()}
+
+    def item_ns(self) -> list[int]:
+        """Nanoseconds that each item of the budget has taken on the training thread."""
+        return [sum([entry.ns for entry in entries]) for entries in self._item_entries]
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
         try:
@@ -132,72 +164,60 @@ class RankContext:
 
     def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
         """`body` for the dispatcher: an error switches off `probe`, and its time counts as time of that probe."""
-        entry = GUARD.protect(probe, name, body)
-        call = in_profiler_span(entry) if self.config.profile else entry
-        spent = self.probe_ns
-        spent.setdefault(probe, 0)
+        entry = GUARD.register(probe, name, in_profiler_span(body) if self.config.profile else body)
+        self._entries.setdefault(probe, []).append(entry)
+        off = GUARD.off
 
         def timed(argument: T) -> R | None:
+            if probe in off:
+                return None
             began = perf_counter_ns()
-            result = call(argument)
-            spent[probe] += perf_counter_ns() - began
+            try:
+                result: R = entry.body(argument)
+            except Exception as error:
+                GUARD.switch_off(entry, error)
+                return None
+            entry.ns += perf_counter_ns() - began
             return result
 
         return timed
 
-    def enter(self) -> int:
-        """The program has called ddpcheck: from here on, time is ddpcheck's own. Returns 0 inside another entry."""
-        if self._entered:
-            return 0
-        self._entered = perf_counter_ns()
-        return self._entered
+    def entry_point(self, probe: Probe, name: str, body: Callable[..., T]) -> Callable[..., T | None]:
+        """`body` for calls from the program outside of events: guarded, and its time counts as the probe's."""
+        protected = GUARD.protect(probe.name, name, body, timed=True)
+        self._entries.setdefault(probe.name, []).append(GUARD.entry_points[f"{probe.name}.{name}"])
+        return protected
 
-    def leave(self, entered: int) -> None:
-        """`entered`: what `enter` has returned. If threads enter at the same time, only the first is counted."""
-        if entered:
-            self.own_ns += perf_counter_ns() - entered
-            self._entered = 0
-
-    def timed(self, entry: Callable[..., R]) -> Callable[..., R]:
-        """`entry` between `enter` and `leave`."""
-
-        def call(*args: Any) -> R:
-            entered = self.enter()
-            try:
-                return entry(*args)
-            finally:
-                self.leave(entered)
-
-        return call
+    def forwards_captured(self) -> bool:
+        """Whether a graph holds a forward: its replays are not counted."""
+        return self._graphs.forwards_captured
 
     def job_ns(self) -> int:
         """The time that the job has taken, without ddpcheck's own: it does not advance during an entry."""
-        return (self._entered or perf_counter_ns()) - self.own_ns
+        return (self.entered or perf_counter_ns()) - self.own_ns
 
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
         """Call the handlers of `event`, and count the time that each of them takes.
 
-        About 40 handlers run in a step, so the guard is part of this loop instead of a call around each of them.
+        About 30 handlers run in a step, so the guard is part of this loop instead of a call around each of them.
         """
-        if GUARD.capturing():
+        if GUARD.capture_checks and GUARD.capturing():
             GUARD.skipped(event.__name__)
             return
-        # As in `enter` and `leave`, whose calls would be a sixth of the cost of an event.
         began = perf_counter_ns()
         entered = 0
-        if not self._entered:
-            self._entered = entered = began
-        spent, busy, off = self.probe_ns, self.budget.item_ns, GUARD.off
+        if not self.entered:
+            self.entered = entered = began
+        off = GUARD.off
         handlers = iter(self._handlers[event])
         while True:
             try:
-                for name, item, entry in handlers:
-                    if name in off:
+                for entry in handlers:
+                    if off and entry.probe in off:
                         continue
                     entry.body(*args)
                     now = perf_counter_ns()
-                    spent[name] += now - began
-                    busy[item] += now - began
+                    entry.ns += now - began
                     began = now
                 break
             except Exception as error:
@@ -205,7 +225,7 @@ class RankContext:
                 GUARD.switch_off(entry, error)
         if entered:
             self.own_ns += perf_counter_ns() - entered
-            self._entered = 0
+            self.entered = 0
 
     def write(self, record: Record) -> None:
         self._writer.write(record)
@@ -236,7 +256,7 @@ class RankContext:
             self.budget.close()
             self._graphs.close()
 
-    def close(self, reason: str, error: str = "", where: str = "") -> None:
+    def close(self, reason: str, error: str = "", where: str = "", left: bool = False) -> None:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -244,7 +264,7 @@ class RankContext:
         # Release the probes and all objects that they hold.
         self.over = True
         self._handlers = {event: [] for event in EVENTS}
-        self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped))
+        self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped, left))
         if self._writer.failed and self.exchange is not None:
             self.exchange.report_write_error(self._writer.failed)
 

@@ -14,7 +14,7 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
-from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord
+from ddpcheck.records.kinds.modules import LOCAL_SGD_HOOK, ModuleRecord, ModuleRole
 from ddpcheck.torch_compat import PrivateName
 
 _HOOKS_OF_TORCH = "torch.distributed.algorithms.ddp_comm_hooks."
@@ -42,22 +42,40 @@ class ParamSetChange:
     parameter: str
 
 
-class Holders:
-    """All dicts of one kind in a module. Comparing them takes a few calls into C, since it is done at every step."""
+class ModuleContents:
+    """What the dicts of a module held at one time. Comparing takes a few calls into C: it is done twice per step."""
 
-    def __init__(self, holders: Iterable[Holder]) -> None:
-        self._holders = list(holders)
+    def __init__(self, holders: Iterable[Holder] = (), buffer_holders: Iterable[Holder] = ()) -> None:
+        """`holders`: the dicts of submodules and parameters."""
+        own, buffers = list(holders), list(buffer_holders)
+        self._holders = [*own, *buffers]
         self._sizes = list(map(len, self._holders))
-        self._filled = [holder for holder in self._holders if holder]
-        self._keys = list(chain.from_iterable(self._filled))
+        self._filled = [holder for holder in own if holder]
+        self._filled_buffers = [holder for holder in buffers if holder]
+        self._all_filled = [*self._filled, *self._filled_buffers]
+        self._names = list(chain.from_iterable(self._all_filled))
+        self._values = list(chain.from_iterable(map(dict.values, self._filled)))
+        self._names_and_values = [*self._names, *self._values]
+        self._absent = self._absent_buffers()
 
-    def values(self) -> Iterable[Any]:
-        return chain.from_iterable(map(dict.values, self._filled))
+    def _absent_buffers(self) -> list[bool]:
+        buffers = chain.from_iterable(map(dict.values, self._filled_buffers))
+        return [buffer is None for buffer in buffers]
 
-    def renamed(self) -> bool:
-        return (
-            list(map(len, self._holders)) != self._sizes
-            or list(chain.from_iterable(self._filled)) != self._keys
+    def changed(self) -> bool:
+        """Replaced buffers do not matter: buffers are looked up at each use."""
+        if list(map(len, self._holders)) != self._sizes:
+            return True
+        if self._filled_buffers and self._absent_buffers() != self._absent:
+            return True
+        names = chain.from_iterable(self._all_filled)
+        values = chain.from_iterable(map(dict.values, self._filled))
+        if not any(map(is_not, chain(names, values), self._names_and_values)):
+            return False
+        # A name may have been removed and added again as another object.
+        values = chain.from_iterable(map(dict.values, self._filled))
+        return list(chain.from_iterable(self._all_filled)) != self._names or any(
+            map(is_not, values, self._values)
         )
 
 
@@ -74,7 +92,12 @@ class TrackedModule:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     where: str = ""
+    role: ModuleRole = ModuleRole.DDP
+    # Whether a mismatch is a fault for certain: then ranks compare digests during the run and record values.
+    compared_live: bool = True
     forwards: int = 0
+    # Whether the program has called `no_sync()` of this module. It may also set the flag itself.
+    uses_no_sync: bool = False
     # Synchronisations of buffers: under no_sync, ranks may reach the same one after different numbers of forwards.
     syncs: int = 0
     steps: int = 0
@@ -92,19 +115,23 @@ class TrackedModule:
     buffers: list[Slot] = field(default_factory=list)
     # By optimizer, the indices of the parameters that it steps.
     owners: dict[int, set[int]] = field(default_factory=dict)
+    # Of shards: where they are on the device mesh, and the parameters of which no other rank holds the same part.
+    mesh: dict[str, Any] = field(default_factory=dict)
+    without_replica: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Names, by id, of the parameters that the reducer was built with: those with requires_grad at that time.
         self._reduced: dict[int, str] = {}
         # Includes all names of tied parameters; `parameters` lists them once.
-        self._holders = Holders([])
-        self._holder_values: list[Any] = []
-        self._buffer_holders = Holders([])
-        self._absent: list[bool] = []
+        self._contents = ModuleContents()
         self._parameter_holders: list[Holder] = []
         self._parameter_keys: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._trainable: list[bool] = []
+        # Local shards of DTensor parameters, by name. DDP's reducer and the optimizer hold these objects. DDP puts
+        # DTensors in their place for the forward, and not all versions of torch put the shards back.
+        self._shards: dict[str, Any] = {}
+        self._names: list[str] = []
         self.revision = 0
         self._uncounted_steps = 0
         self._window_ends = False
@@ -119,24 +146,41 @@ class TrackedModule:
         module = self.module()
         if module is None:
             return
-        self.parameters = list(_slots(module, torch_compat.PARAMETERS, self.ignored))
+        self.parameters = self._with_shards(list(_slots(module, torch_compat.PARAMETERS, self.ignored)))
         self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
-        self._holders = Holders(
-            torch_compat.read(name, child, {})
-            for child in children
-            for name in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
+        self._contents = ModuleContents(
+            (
+                torch_compat.read(name, child, {})
+                for child in children
+                for name in (torch_compat.SUBMODULES, torch_compat.PARAMETERS)
+            ),
+            (torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children),
         )
-        self._holder_values = list(self._holders.values())
-        self._buffer_holders = Holders(
-            torch_compat.read(torch_compat.BUFFERS, child, {}) for child in children
-        )
-        self._absent = [buffer is None for buffer in self._buffer_holders.values()]
         self._parameter_holders = [slot.holder for slot in self.parameters]
         self._parameter_keys = [slot.key for slot in self.parameters]
-        self._tensors = self.tensors(self.parameters)
+        self._tensors = [slot.holder[slot.key] for slot in self.parameters]
         self._trainable = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
+
+    def _with_shards(self, slots: list[Slot]) -> list[Slot]:
+        """The parameters, with the local shard for each one that is a DTensor, in their first order."""
+        self._names = self._names or [slot.name for slot in slots]
+        for slot in slots:
+            tensor = slot.holder[slot.key]
+            if (
+                slot.name not in self._shards
+                and torch_compat.read(torch_compat.LOCAL_SHARD, tensor) is not None
+            ):
+                self._shards[slot.name] = tensor
+                if tensor.requires_grad:
+                    self._reduced[id(tensor)] = slot.name
+        if not self._shards:
+            return slots
+        by_name = {slot.name: slot for slot in slots}
+        by_name.update((name, Slot(name, self._shards, name)) for name in self._shards)
+        known = [by_name.pop(name) for name in self._names if name in by_name]
+        return [*known, *by_name.values()]
 
     def changes(self) -> list[ParamSetChange]:
         """Changes since the last call that concern the reducer. Any change updates the list of tensors."""
@@ -150,12 +194,18 @@ class TrackedModule:
 
     def refresh(self) -> list[ParamSetChange] | None:
         """Update the list of tensors if the set has changed; None if it has not."""
+        if not self._changed():
+            return None
         revision = self.revision
         changes = self.changes()
         return changes if self.revision != revision else None
 
-    def refresh_wrapper(self) -> None:
-        """Read what the user has set on DDP's wrapper since the last forward."""
+    def refresh_at_forward(self) -> list[ParamSetChange] | None:
+        """The same, and read what the user has set on DDP's wrapper since the last forward."""
+        self._refresh_wrapper()
+        return self.refresh()
+
+    def _refresh_wrapper(self) -> None:
         ddp = self.ddp()
         if not self.joined and getattr(torch_compat.read(torch_compat.JOIN_CONFIG, ddp), "enable", False):
             self.joined = True
@@ -165,6 +215,11 @@ class TrackedModule:
             self.comm_hooks.append(name)
             self.uses_local_sgd |= LOCAL_SGD_HOOK in name
             self.comm_hook_may_write |= not _writes_buckets_only(hook)
+
+    @property
+    def changes_since_wrapping(self) -> int:
+        """How often the list of tensors was renewed."""
+        return self.revision - 1
 
     @property
     def next_step(self) -> int:
@@ -188,14 +243,7 @@ class TrackedModule:
         self._window_ends = False
 
     def _changed(self) -> bool:
-        return (
-            self._holders.renamed()
-            or any(map(is_not, self._holders.values(), self._holder_values))
-            or self._buffer_holders.renamed()
-            # Replaced buffers do not matter: buffers are looked up at each use.
-            or [buffer is None for buffer in self._buffer_holders.values()] != self._absent
-            or list(map(_requires_grad, self._tensors)) != self._trainable
-        )
+        return self._contents.changed() or list(map(_requires_grad, self._tensors)) != self._trainable
 
     def _compare(self, before: dict[str, Any], trainable: dict[str, bool]) -> Iterable[ParamSetChange]:
         for slot in self.parameters:
@@ -225,20 +273,34 @@ class TrackedModule:
         if self.backward is not None:
             self.backward.detach()
         self.parameters, self.buffers, self._tensors, self._trainable = [], [], [], []
+        self._shards = {}
         self._parameter_holders, self._parameter_keys = [], []
-        self._holders, self._buffer_holders, self._holder_values, self._absent = (
-            Holders([]),
-            Holders([]),
-            [],
-            [],
-        )
+        self._contents = ModuleContents()
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
+        if slots is self.parameters and len(slots) == len(self._parameter_keys):
+            return self.parameter_tensors()
         return [slot.holder[slot.key] for slot in slots]
 
     def parameter_tensors(self) -> list[torch.Tensor]:
         """The parameters as they are now, with one call into C."""
-        return list(map(getitem, self._parameter_holders, self._parameter_keys))
+        try:
+            return list(map(getitem, self._parameter_holders, self._parameter_keys))
+        except KeyError:
+            # Some programs take parameters out of their module for a forward: read those that were there before.
+            slots = zip(self._parameter_holders, self._parameter_keys, self._tensors, strict=True)
+            return [before if holder.get(key) is None else holder[key] for holder, key, before in slots]
+
+    def stepped_objects(self) -> list[torch.Tensor]:
+        """The parameters as an optimizer holds them."""
+        return self.tensors(self.parameters)
+
+    def shards(self) -> list[torch.Tensor]:
+        """All parameters that it describes, as an optimizer holds them: also those without a replica."""
+        return [*self.stepped_objects(), *self.without_replica]
+
+    def shard_names(self) -> list[str]:
+        return [slot.name for slot in self.parameters]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """The gradient of each parameter, with one call into C."""
@@ -279,6 +341,9 @@ class TrackedModule:
             ignored=sorted(self.ignored),
             options=self.options,
             where=self.where,
+            role=self.role.value,
+            revision=self.changes_since_wrapping,
+            mesh=self.mesh,
         )
 
 

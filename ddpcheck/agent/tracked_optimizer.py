@@ -30,6 +30,8 @@ class TrackedOptimizer:
     ref: weakref.ref[torch.optim.Optimizer]
     signature: tuple[int, ...]
     steps: int = 0
+    # Whether it steps no DDP module in a job that has DDP modules: it does not count as a step of the job.
+    side: bool = False
     # Whether a GradScaler scales the current step, and its scale if it can be read without waiting.
     scaled: bool = False
     scale: float | None = None
@@ -72,7 +74,7 @@ def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]
 
 def groups_of(optimizer: torch.optim.Optimizer, tracked: TrackedModule) -> list[list[int]]:
     """Per group, the indices of its parameters in the module's list; -1: not in this module."""
-    indices = {id(tensor): index for index, tensor in enumerate(tracked.tensors(tracked.parameters))}
+    indices = {id(tensor): index for index, tensor in enumerate(tracked.stepped_objects())}
     return [[indices.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
 
 

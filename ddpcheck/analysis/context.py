@@ -18,6 +18,9 @@ from ddpcheck.analysis.network.connections import NodeLinks
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import RankStatus, RankSummary
+from ddpcheck.analysis.sharding.mesh import MESH, coordinates_of, coordinates_text
+from ddpcheck.analysis.step_coverage.build import coverage_of
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.records.kinds.rank import FaultRecord
 
@@ -53,9 +56,18 @@ class RuleContext:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    _coverages: list[Coverage] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def coverage(self) -> Coverage:
+        """What was trained and what of it was compared; worked out once."""
+        if not self._coverages:
+            self._coverages.append(coverage_of(self.attempt, self.write_errors))
+        return self._coverages[0]
+
     def modules(self) -> list[ModuleKey]:
         """Modules that are replicated on more than one rank."""
-        return [module for module in self.attempt.modules() if len(module[0]) > 1]
+        attempt = self.attempt
+        return [module for module in attempt.modules() if len(module[0]) > 1 and attempt.is_replica(module)]
 
     def with_status(self, *wanted: RankStatus) -> list[RankSummary]:
         return [row for row in self.ranks if row.status in wanted]
@@ -102,6 +114,11 @@ class RuleContext:
             stage = key.stage if stage is None else stage
             step = key.step if step is None else step
             ranks = ranks or disagreement.outlier_ranks()
+        evidence = dict(evidence or {})
+        coordinates = {} if module is None else coordinates_of(self.attempt, module, ranks or module[0])
+        if coordinates:
+            message = f"{message} {coordinates_text(coordinates)}"
+            evidence[MESH] = {str(rank): row for rank, row in coordinates.items()}
         return Finding(
             code=rule.code,
             severity=rule.severity if severity is None else severity,
@@ -112,7 +129,7 @@ class RuleContext:
             stage=stage,
             parameter=parameter,
             ranks=ranks,
-            evidence=dict(evidence or {}),
+            evidence=evidence,
             cause=cause,
             fix=fix,
             attempt=self.number,

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.collector import NodesCollector
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
+from ddpcheck.analysis.aggregate.rank_data import is_sharded
+from ddpcheck.analysis.audit.collector import AuditCollector
+from ddpcheck.analysis.audit.judgement import SKIP_TEXTS, judge
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.report import Check
+from ddpcheck.analysis.sharding.mesh import parameters_of
+from ddpcheck.analysis.sharding.settings import (
+    described_differently,
+    settings_differences,
+    shard_optimizers,
+    shard_steps,
+    unreplicated,
+)
+from ddpcheck.analysis.step_coverage.build import coverage_of
+from ddpcheck.analysis.step_coverage.text import optimizer_text, reasons_text
 from ddpcheck.analysis.timeseries.model import EnvironmentRow, EnvironmentValue
+from ddpcheck.formatting import counted
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import DeviceRecord
 
@@ -23,6 +38,7 @@ _COMPARISONS = (
     ("optimizer state", Stage.STATE, TensorKind.STATE),
 )
 _MEANS = "reduced gradients against the mean"
+AUDIT_CHECK = "local gradients computed again by other ranks"
 _HYPER = "optimizer hyperparameters, scale and step counts"
 
 
@@ -33,6 +49,7 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     checks = [_check(attempt, name, stage, of) for name, stage, of in _COMPARISONS]
     left_out = attempt.collector(CostCollector).left_out()
     by_name = {
+        _COMPARISONS[2][0]: left_out.params,
         _COMPARISONS[3][0]: left_out.params,
         _COMPARISONS[4][0]: left_out.applied,
         _MEANS: left_out.allreduce,
@@ -41,10 +58,90 @@ def checks_of(attempt: Attempt) -> tuple[Check, ...]:
     every = (*checks, _means(attempt), _hyper(attempt))
     return (
         *(replace(check, steps_left_out=by_name.get(check.name, 0)) for check in every),
+        *_audit(attempt),
+        *_not_compared(attempt),
+        *_of_shards(attempt),
         *_captured(attempt),
         *_on_devices(attempt),
         *_across_nodes(attempt),
     )
+
+
+def _audit(attempt: Attempt) -> list[Check]:
+    """Only with --audit."""
+    stats = list(attempt.collector(AuditCollector).stats.values())
+    if not stats:
+        return []
+    rounds, audited = sum(each.rounds for each in stats), sum(each.audited for each in stats)
+    skipped = sum((each.skipped for each in stats), Counter())
+    reasons = ", ".join(
+        f"{SKIP_TEXTS.get(reason, reason)} ({count})" for reason, count in skipped.most_common(3)
+    )
+    if not audited:
+        return [Check(AUDIT_CHECK, 0, "not checked", reasons)]
+    judgements = [judge(each) for each in stats]
+    named = sum(len(outlier.rounds) for each in judgements for outlier in each.outliers)
+    unexplained = sum(each.unexplained for each in judgements)
+    outcome = "differ" if named else "agree" if any(each.agreeing for each in stats) else "not checked"
+    milliseconds = sum(each.microseconds for each in stats) / 1000 / rounds
+    detail = f"{audited} micro-batches at {counted(rounds, 'step')}, {milliseconds:.3g} ms each"
+    if named:
+        detail += f", {named} with a wrong gradient"
+    if unexplained:
+        detail += f", {unexplained} not reproducible: the forward depends on more than what is handed over"
+    excluded = sum(len(each.excluded or ()) for each in stats)
+    if excluded:
+        detail += (
+            f", without {counted(excluded, 'parameter')} whose gradient does not come from the outputs alone"
+        )
+    if reasons:
+        detail += f"; skipped: {reasons}"
+    return [Check(AUDIT_CHECK, audited if outcome != "not checked" else 0, outcome, detail)]
+
+
+def _not_compared(attempt: Attempt) -> list[Check]:
+    """One row for each optimizer that steps parameters which are not compared after each step."""
+    if attempt.world_size == 1:
+        return []
+    return [
+        Check(
+            f"parameters of {optimizer_text(optimizer)}",
+            0,
+            "not checked",
+            f"{reasons_text(optimizer.not_compared)}; {optimizer.compared} compared, {optimizer.steps} steps",
+        )
+        for optimizer in coverage_of(attempt).optimizers
+        if optimizer.not_compared
+    ]
+
+
+def _of_shards(attempt: Attempt) -> list[Check]:
+    """What ranks must have in common in a job that shards parameters, and what is not checked there."""
+    optimizers = shard_optimizers(attempt)
+    if not optimizers:
+        return []
+    steps = shard_steps(attempt)
+    described = [described_differently(attempt, module) for module in unreplicated(attempt)]
+    differ = (
+        bool(settings_differences(attempt))
+        or any(described)
+        or any(len(set(of_rank.values())) > 1 for of_rank in steps.values())
+    )
+    ranks = max(map(len, optimizers.values()))
+    return [
+        Check(
+            "settings of optimizers that step shards",
+            len(optimizers),
+            "differ" if differ else "agree",
+            f"{ranks} ranks: hyperparameters, step counts, names, dtypes and shapes",
+        ),
+        Check(
+            "reduction of sharded gradients",
+            0,
+            "not checked",
+            "FSDP does not show gradients before it reduces them",
+        ),
+    ]
 
 
 def _captured(attempt: Attempt) -> list[Check]:
@@ -119,9 +216,17 @@ def _check(attempt: Attempt, name: str, stage: Stage, of: TensorKind) -> Check:
     if not compared:
         return Check(name, 0, "not checked", _why_not(attempt, stage))
     differing = sum(stats.differing for _, stats in results)
-    tensors = sum(_tensors(attempt, module, of) for module, _ in results)
-    what = "buffers" if of is TensorKind.BUFFERS else "parameters"
-    detail = f"{compared} x {attempt.world_size} ranks, {tensors} {what}"
+    modules = [module for module, _ in results]
+    buffers = of is TensorKind.BUFFERS
+    tensors = (
+        sum(_tensors(attempt, module, of) for module in modules)
+        if buffers
+        else parameters_of(attempt, modules)
+    )
+    # Only the ranks with the same shards are compared with each other.
+    sharded = all(map(is_sharded, modules))
+    ranks = max(len(module[0]) for module in modules) if sharded else attempt.world_size
+    detail = f"{compared} x {ranks} ranks, {tensors} {'buffers' if buffers else 'parameters'}"
     if differing:
         detail += f", {differing} differ"
     if stage in (Stage.PARAMS, Stage.APPLIED):
@@ -150,10 +255,16 @@ def _why_not(attempt: Attempt, stage: Stage) -> str:
         Stage.APPLIED: "DDP reduced no backward",
         Stage.BUFFERS: "no buffers, or DDP does not synchronise them",
         Stage.INIT_AFTER: "the modules have none",
-        Stage.PARAMS: "the optimizer took no step",
+        Stage.PARAMS: _why_no_step(attempt),
         Stage.STATE: "none before the first step; --optimizer-state checks every step",
     }
     return reasons.get(stage, "")
+
+
+def _why_no_step(attempt: Attempt) -> str:
+    if any(map(attempt.steps, attempt.ranks)):
+        return "the stepped parameters are in no module that is compared"
+    return "no optimizer step was seen"
 
 
 def _means(attempt: Attempt) -> Check:

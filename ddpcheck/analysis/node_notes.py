@@ -10,12 +10,14 @@ from typing import Any
 from ddpcheck.analysis.report import RankStatus, RankSummary
 from ddpcheck.records.node_kinds import (
     HangRecord,
+    HangState,
     LauncherFaultRecord,
     NodeLogReader,
     NodeRecord,
     OrphanRecord,
     RankExitRecord,
     SignalRecord,
+    SlowRecord,
     StopRecord,
     WriteErrorRecord,
 )
@@ -30,6 +32,7 @@ _NOTES = (
     LauncherFaultRecord,
     OrphanRecord,
     HangRecord,
+    SlowRecord,
 )
 
 
@@ -46,15 +49,28 @@ class WriteError:
         return self.rank == rank and self.process in (None, process)
 
 
+@dataclass(frozen=True)
+class FileLockWait:
+    """A rank waits for a file lock: the process that holds it, and the file."""
+
+    holder: int
+    file: str
+
+
 @dataclass
 class Hang:
-    """A launcher detected that all ranks wait for each other."""
+    """A launcher detected that no rank makes progress."""
 
     # Time without progress of any rank, and the state of each rank as its launcher classified it.
     seconds: float = 0.0
     states: dict[int, str] = field(default_factory=dict)
     # Ranks that did not answer: their last stack is out of date.
     silent: set[int] = field(default_factory=set)
+    # The kernel function in which the training thread sleeps, by rank.
+    sleeps_in: dict[int, str] = field(default_factory=dict)
+    locks: dict[int, FileLockWait] = field(default_factory=dict)
+    # When it was recorded, for a job that was not stopped; 0: not known.
+    time: float = 0.0
 
 
 @dataclass
@@ -77,6 +93,9 @@ class NodeNotes:
     unwritten: int = 0
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
+    # By session: the last time without progress in which some rank could go on by itself, so that the job was not
+    # stopped.
+    stalls: dict[str, Hang] = field(default_factory=dict)
 
 
 def read_notes(path: Path, description: Mapping[str, Any]) -> NodeNotes:
@@ -111,16 +130,28 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
         case OrphanRecord():
             notes.orphans += 1
         case HangRecord():
-            _add_hang(notes.hangs.setdefault(record.session, Hang()), record)
+            hang = notes.hangs.setdefault(record.session, Hang())
+            hang.seconds = max(hang.seconds, record.seconds)
+            _add_states(hang, record.ranks)
+        case SlowRecord() if record.details:
+            # A later one replaces what is known of the ranks of its node.
+            stall = notes.stalls.setdefault(record.session, Hang())
+            stall.seconds, stall.time = record.seconds, max(stall.time, record.time)
+            _add_states(stall, record.details)
 
 
-def _add_hang(hang: Hang, record: HangRecord) -> None:
-    hang.seconds = max(hang.seconds, record.seconds)
-    for rank, state in record.ranks.items():
-        if rank.isdigit():
-            hang.states[int(rank)] = state.state
-            if not state.answered:
-                hang.silent.add(int(rank))
+def _add_states(hang: Hang, ranks: Mapping[str, HangState]) -> None:
+    for text, state in ranks.items():
+        if not text.isdigit():
+            continue
+        rank = int(text)
+        hang.states[rank], hang.sleeps_in[rank] = state.state, state.sleeps_in
+        hang.silent.discard(rank)
+        hang.locks.pop(rank, None)
+        if not state.answered:
+            hang.silent.add(rank)
+        if state.lock_holder:
+            hang.locks[rank] = FileLockWait(state.lock_holder, state.lock_file)
 
 
 def write_errors_by_attempt(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddpcheck.analysis.cost.model import CostTable
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.overlap.model import Overlap
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.analysis.timeseries.model import AgreementHistory, EnvironmentRow, GradientHistory
 from ddpcheck.analysis.timing.collector import HostClock
 from ddpcheck.analysis.timing.model import TimeTable
@@ -116,6 +117,9 @@ class Report:
     findings: tuple[Finding, ...]
     attempts: tuple[AttemptSummary, ...]
     checks: tuple[Check, ...]
+    # What the verdict is based on: of the last attempt, or of the first that is not complete. None if no rank reported,
+    # and in reports of earlier versions.
+    coverage: Coverage | None = None
     # The first epochs of the last attempt.
     data: tuple[DataEpoch, ...] = ()
     # Hardware and utilization of the nodes, and the traffic of a step of the last attempt.

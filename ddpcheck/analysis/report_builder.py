@@ -21,7 +21,9 @@ from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
 from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.run_reader import RunReader, read_description
+from ddpcheck.analysis.sharding.mesh import merge_shards, parameters_of
 from ddpcheck.analysis.startup.table import startup_table
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.analysis.timeseries.build import build_timeseries
 from ddpcheck.analysis.timeseries.lines import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
@@ -115,9 +117,15 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
         _ordered([f for context in contexts for rule in in_report_order() for f in _findings(rule, context)])
     )
     last = attempts[-1]
+    coverage = _coverage(contexts)
     overlap = next((overlap for overlap in reversed(overlaps) if overlap is not None), None)
     return Report(
-        verdict=_verdict(findings, exit_code, bool(description.get("stopped")), _is_partial(contexts)),
+        verdict=_verdict(
+            findings,
+            exit_code,
+            bool(description.get("stopped")),
+            _is_partial(contexts) or (coverage is not None and not coverage.complete),
+        ),
         world_size=last.world_size,
         steps=max((last.steps(rank) for rank in last.ranks), default=0),
         command=_command(description),
@@ -134,6 +142,7 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
             if context.attempt.ranks
         ),
         checks=checks_of(last),
+        coverage=coverage,
         data=data_table(last),
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
@@ -157,7 +166,7 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
 def _findings(rule: Rule, context: RuleContext) -> list[Finding]:
     """An error in a rule is reported as a finding; other rules are not affected."""
     try:
-        return rule.find(context)
+        return merge_shards(rule.find(context))
     except Exception as error:
         return [failed_rule(context, rule.code, error)]
 
@@ -188,14 +197,23 @@ def _is_partial(contexts: list[RuleContext]) -> bool:
     return not last.attempt.ranks or bool(last.with_status(RankStatus.MISSING))
 
 
+def _coverage(contexts: list[RuleContext]) -> Coverage | None:
+    """Of the first attempt that is not complete and was not repeated by a restart, else of the last one."""
+    reported = [context for context in contexts if context.attempt.ranks]
+    kept = [context.coverage() for context in reported if context.recovered_by is None]
+    incomplete = next((coverage for coverage in kept if not coverage.complete), None)
+    return incomplete or (reported[-1].coverage() if reported else None)
+
+
 def _verdict(findings: tuple[Finding, ...], exit_code: int | None, stopped: bool, partial: bool) -> Verdict:
     if exit_code not in (None, 0) and not stopped:
         return Verdict.FAILED
-    if any(finding.severity is not Severity.NOTE and not _is_incomplete(finding) for finding in findings):
+    severities = {finding.severity for finding in findings if not _is_incomplete(finding)}
+    if Severity.ERROR in severities:
         return Verdict.FINDINGS
     if partial or any(map(_is_incomplete, findings)):
         return Verdict.INCOMPLETE
-    return Verdict.OK
+    return Verdict.FINDINGS if Severity.WARNING in severities else Verdict.OK
 
 
 def _is_incomplete(finding: Finding) -> bool:
@@ -234,10 +252,7 @@ def _parameters(run: RunReader) -> int:
     if not attempts:
         return 0
     last = attempts[-1]
-    return sum(
-        max(len(rank.latest[module].parameters) for rank in last.of_module(module).values())
-        for module in last.modules()
-    )
+    return parameters_of(last, last.modules())
 
 
 def _every(description: dict[str, Any]) -> int:

@@ -15,6 +15,7 @@ from ddpcheck.cli.merge import merge
 from ddpcheck.cli.options import OptionalHtmlCommand
 from ddpcheck.cli.report import report
 from ddpcheck.cli.run import run
+from ddpcheck.cli.selftest import selftest
 from ddpcheck.cli.trace import trace
 from ddpcheck.cli.view import view
 from ddpcheck.cli.watch import watch
@@ -64,4 +65,5 @@ app.command()(merge)
 app.command(context_settings={"allow_interspersed_args": False})(links)
 app.command()(view)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)
+app.command()(selftest)
 app.command()(explain)

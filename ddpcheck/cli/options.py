@@ -63,6 +63,7 @@ def requested_outputs(config: Config, tensorboard_folder: Path | None = None) ->
         json=config.json_copy,
         github=config.github,
         fail_on=config.fail_on,
+        allow_incomplete=config.allow_incomplete,
         tensorboard=str(tensorboard_folder or "") if config.tensorboard else None,
     )
 

@@ -15,6 +15,9 @@ from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord, OptimizerRecord, SkipRecord
 from ddpcheck.records.registry import Record
 
+# Values that may differ between healthy runs, and values that are there only where ranks of a run differ.
+_NOT_COMPARED = (Stage.INIT_BEFORE.value, Stage.USED.value)
+
 Comparable = DigestRecord | AppliedRecord | BackwardRecord | BatchRecord | SkipRecord
 # Steps whose position is kept for records that are written late.
 MAX_POSITIONS = 256
@@ -87,7 +90,7 @@ class Timeline:
                 self._change(record.optimizer, {"class": record.name})
             case HyperRecord():
                 self._change(record.optimizer, record.changed)
-            case DigestRecord() if record.stage != Stage.INIT_BEFORE.value:
+            case DigestRecord() if record.stage not in _NOT_COMPARED:
                 return self._digest(record)
             case BackwardRecord():
                 self._backwards[record.module] = record

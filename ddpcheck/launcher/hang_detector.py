@@ -7,18 +7,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from ddpcheck.agent.shm_exchange import Heartbeat, heartbeats, request_stacks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
-from ddpcheck.analysis.hang.collectives import ConflictKind, find_conflict, has_pending
-from ddpcheck.analysis.hang.stacks import WaitKind, in_debugger, wait_of
+from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.process.process_table import (
-    TICKS_PER_SECOND,
     Activity,
     Process,
     all_processes,
@@ -27,178 +24,13 @@ from ddpcheck.launcher.process.process_table import (
     read_process,
 )
 from ddpcheck.launcher.process.supervise import StopRequest
-from ddpcheck.records.kinds.rank import StackRecord
+from ddpcheck.launcher.rank_activity import STUCK, ActivitySample, RankActivityState, classify_all
+from ddpcheck.privacy import mask_text
 from ddpcheck.records.node_log import NodeLog, node_lines
+from ddpcheck.records.reasons import Awaited
 
-# A waiting thread uses no processor time; up to this many ticks may still be charged for earlier work.
-_IDLE_TICKS = 2
-# Processor share of all threads of a process below which it counts as idle.
-_IDLE_SHARE = 0.02
-# Processor share that other threads of a waiting rank may use without counting as work, such as a progress bar.
-_WORKING_SHARE = 0.25
-# Context switches that do not count as progress: a thread in a collective wakes up to check its timeout.
-_IDLE_SWITCHES = 2
-# A collective that transfers less than this is stuck, not slow. Answering a request writes a few KB.
-_IDLE_BYTES = 256 << 10
-# Waiting for another thread, as opposed to a timer, a file, a socket or another process.
-_FUTEX = "futex"
-
-
-class RankActivityState(str, Enum):
-    """What a rank does, according to two samples."""
-
-    WAITS = "waits"  # in communication, no activity
-    SPINS = "spins"  # uses the processor while a collective that it enqueued cannot complete
-    STILL = "still"  # outside communication, no activity
-    LEFT = "left"  # its process group is destroyed, or its process has ended
-    BUSY = "busy"  # active, or may continue by itself
-    UNKNOWN = "unknown"  # cannot answer requests
-
-
-@dataclass(frozen=True)
-class ActivitySample:
-    """One sample of a rank: its stack and the counters of its process."""
-
-    time: float
-    standing: StackRecord | None = None
-    activity: Activity | None = None
-    left: bool = False
-
-    @property
-    def sleeps_in(self) -> str:
-        """The kernel function in which the training thread sleeps; empty if unknown."""
-        return self.activity.sleeps_in if self.activity is not None else ""
-
-
-def classify(before: ActivitySample, now: ActivitySample, backend: str) -> RankActivityState:
-    """The state of a rank between two samples."""
-    if now.left:
-        return RankActivityState.LEFT
-    if before.standing is None or now.standing is None or before.activity is None or now.activity is None:
-        return _classify_without_stack(before, now)
-    if now.standing.left and before.standing.left:
-        return RankActivityState.LEFT
-    if now.standing.frames != before.standing.frames or in_debugger(now.standing.frames):
-        return RankActivityState.BUSY
-    wait = wait_of(now.standing.frames)
-    if wait is None:
-        return RankActivityState.STILL if _is_idle(before, now) else RankActivityState.BUSY
-    idle = _spins(backend, wait.kind) or _thread_is_idle(before.activity, now.activity)
-    return RankActivityState.WAITS if idle and _rest_is_idle(before, now) else RankActivityState.BUSY
-
-
-def classify_all(
-    before: Mapping[int, ActivitySample], now: Mapping[int, ActivitySample], backends: Mapping[int, str]
-) -> dict[int, RankActivityState]:
-    """The states of all ranks. A busy rank spins if a collective that it waits for cannot complete.
-
-    A rank that waits for the device in `.item()`, or polls a collective, uses a full core. The processor does not
-    distinguish it from work; its collectives do.
-    """
-    states = {rank: classify(before[rank], sample, backends[rank]) for rank, sample in now.items()}
-    spinning = {
-        rank
-        for rank, state in states.items()
-        if state is RankActivityState.BUSY and _polls(before[rank], now[rank])
-    }
-    if spinning and _cannot_complete(now, states, spinning):
-        states.update(dict.fromkeys(spinning, RankActivityState.SPINS))
-    return states
-
-
-def _polls(before: ActivitySample, now: ActivitySample) -> bool:
-    """Whether the rank stays in one function with a pending collective, and transfers nothing."""
-    old, new = before.standing, now.standing
-    if old is None or new is None or before.activity is None or now.activity is None:
-        return False
-    return (
-        has_pending(new.progress())
-        and old.groups == new.groups
-        and not in_debugger(new.frames)
-        and [[*frame[:1], *frame[2:]] for frame in old.frames]
-        == [[*frame[:1], *frame[2:]] for frame in new.frames]
-        and _no_transfer(before.activity, now.activity)
-    )
-
-
-def _cannot_complete(
-    now: Mapping[int, ActivitySample], states: Mapping[int, RankActivityState], spinning: set[int]
-) -> bool:
-    """Whether a pending collective of the spinning ranks needs a rank that is stuck itself.
-
-    A rank that works may still enqueue it, so the others wait for it. A rank that waits in another process group may
-    wait for work of a rank that only seems to spin.
-    """
-    if any(
-        state in (RankActivityState.BUSY, RankActivityState.UNKNOWN) and rank not in spinning
-        for rank, state in states.items()
-    ):
-        return False
-    known = {rank: sample.standing.progress() for rank, sample in now.items() if sample.standing is not None}
-    conflict = find_conflict(known)
-    if conflict is None:
-        return RankActivityState.LEFT in states.values()
-    if conflict.kind is not ConflictKind.MISSING:
-        return True
-    return all(
-        states[rank] in (RankActivityState.STILL, RankActivityState.LEFT) or rank in spinning
-        for rank in conflict.ranks
-    )
-
-
-def _classify_without_stack(before: ActivitySample, now: ActivitySample) -> RankActivityState:
-    """Native code holds the GIL, so there is no stack: only the process counters show whether it works."""
-    if before.activity is None or now.activity is None:
-        return RankActivityState.UNKNOWN
-    return RankActivityState.STILL if _is_idle(before, now) else RankActivityState.BUSY
-
-
-def _spins(backend: str, kind: WaitKind) -> bool:
-    """With NCCL, a thread that waits for the device uses a full core. This does not apply to a backward pass."""
-    return "nccl" in backend and kind is not WaitKind.BACKWARD
-
-
-def _thread_is_idle(before: Activity, now: Activity) -> bool:
-    return (
-        now.thread_ticks - before.thread_ticks <= _IDLE_TICKS
-        and now.thread_switches - before.thread_switches <= _IDLE_SWITCHES
-    )
-
-
-def _rest_is_idle(before: ActivitySample, now: ActivitySample) -> bool:
-    """Whether no other thread or process of the rank works, such as a slow transfer or an asynchronous save."""
-    old, new = before.activity, now.activity
-    if old is None or new is None:
-        return False
-    others = (new.ticks - new.thread_ticks) - (old.ticks - old.thread_ticks)
-    return others < _WORKING_SHARE * TICKS_PER_SECOND * (now.time - before.time) and _no_transfer(old, new)
-
-
-def _no_transfer(before: Activity, now: Activity) -> bool:
-    return now.bytes - before.bytes < _IDLE_BYTES
-
-
-def _is_idle(before: ActivitySample, now: ActivitySample) -> bool:
-    """Whether the rank is idle outside communication: all threads, and all processes that it started.
-
-    A thread that sleeps on a timer wakes up by itself. A thread that waits for a file, a socket, a terminal or
-    another process may be woken from outside. Neither counts as a hang.
-    """
-    old, new = before.activity, now.activity
-    if old is None or new is None:
-        return False
-    return (
-        _FUTEX in old.sleeps_in
-        and _FUTEX in new.sleeps_in
-        and not new.by_clock
-        and _thread_is_idle(old, new)
-        and new.switches - old.switches <= _IDLE_SWITCHES
-        and new.ticks - old.ticks
-        <= max(_IDLE_TICKS, _IDLE_SHARE * TICKS_PER_SECOND * (now.time - before.time))
-        and _no_transfer(old, new)
-    )
-
-
+# Ranks of these states alone do not make a hang: no rank waits for them.
+_MAY_END = frozenset({RankActivityState.STILL, RankActivityState.LEFT})
 # A rank in which one of these probes has failed cannot answer a request for its stack.
 _ANSWERING_PROBES = ("agent", "standing")
 # Time for answers in addition to the time until a rank sees the request: answers are read once per second.
@@ -261,8 +93,24 @@ def _sample(local: LocalRank, request: int, now: float, processes: list[Process]
         return ActivitySample(now, stack, left=True)
     # An earlier answer names the training thread; without one, assume the main thread.
     thread = stack.thread if stack is not None and stack.thread else pid
-    activity = read_activity(pid, thread, local.sign.own_threads, descendants(pid, among=processes))
-    return ActivitySample(now, stack if local.has_answered(request) else None, activity)
+    answer = stack if local.has_answered(request) else None
+    excluded, workers = local.sign.own_threads, []
+    match answer.awaits if answer is not None else []:
+        case [Awaited.LOADER.value, list(pids), list(threads)]:
+            workers = [each for each in pids if isinstance(each, int)]
+            excluded |= {each for each in threads if isinstance(each, int)}
+    activity = read_activity(pid, thread, excluded, descendants(pid, among=processes))
+    of_workers = {worker: _worker_activity(pid, worker, processes) for worker in workers}
+    return ActivitySample(now, answer, activity, workers=of_workers)
+
+
+def _worker_activity(rank: int, worker: int, processes: list[Process]) -> Activity | None:
+    """None if the process is no longer a child of the rank."""
+    if not any(
+        process.pid == worker and process.parent == rank and not process.is_gone for process in processes
+    ):
+        return None
+    return read_activity(worker, worker, (), descendants(worker, among=processes))
 
 
 @dataclass
@@ -279,7 +127,8 @@ class _ProgressState:
     # States of all local ranks, once all of them are stuck.
     stuck: dict[int, RankActivityState] = field(default_factory=dict)
     stuck_logged: bool = False
-    slow_logged: bool = False
+    # The states that were last logged of a job that does not hang.
+    slow_logged: dict[int, RankActivityState] = field(default_factory=dict)
 
 
 class HangDetector:
@@ -348,14 +197,13 @@ class HangDetector:
         state.request, state.due = 0, state.requested_at + self._timeout / 2
         if not before or now - state.since < self._timeout:
             return
-        backends = {number: local.rank.header.backend for number, local in ranks.items()}
+        devices = attempt.collector(DeviceCollector)
+        backends = {number: devices.backend(local.rank) for number, local in ranks.items()}
         states = classify_all(before, state.samples, backends)
         states.update(
             {number: RankActivityState.UNKNOWN for number, local in ranks.items() if local.cannot_answer}
         )
-        may_progress = {RankActivityState.BUSY, RankActivityState.UNKNOWN} & set(states.values())
-        waiting = {RankActivityState.WAITS, RankActivityState.SPINS} & set(states.values())
-        if waiting and not may_progress:
+        if STUCK.issuperset(states.values()) and not _MAY_END.issuperset(states.values()):
             state.stuck = states
         else:
             self._withdraw(attempt, state)
@@ -364,13 +212,15 @@ class HangDetector:
     def _log_slow(
         self, attempt: Attempt, state: _ProgressState, ranks: Mapping[int, RankActivityState], now: float
     ) -> None:
-        if not state.slow_logged:
-            state.slow_logged = True
+        """Once, and again when the state of a rank has changed."""
+        if state.slow_logged != dict(ranks):
+            state.slow_logged = dict(ranks)
             self._node_log.write(
                 "slow",
                 session=attempt.session,
                 seconds=round(now - state.since, 1),
                 ranks={str(number): activity.value for number, activity in ranks.items()},
+                details=_rank_rows(ranks, state.samples),
             )
 
     def _all_ranks_stuck(self, attempt: Attempt, state: _ProgressState) -> bool:
@@ -387,14 +237,7 @@ class HangDetector:
             "hang",
             session=attempt.session,
             seconds=round(self._clock() - state.since, 1),
-            ranks={
-                str(number): {
-                    "state": activity.value,
-                    "sleeps_in": state.samples[number].sleeps_in,
-                    "answered": state.samples[number].standing is not None,
-                }
-                for number, activity in state.stuck.items()
-            },
+            ranks=_rank_rows(state.stuck, state.samples),
         )
         return True
 
@@ -407,6 +250,26 @@ class HangDetector:
     def _log_stuck(self, attempt: Attempt, ranks: list[int]) -> None:
         """For launchers on other nodes, which read the same folder."""
         self._node_log.write("standstill", session=attempt.session, pid=os.getpid(), ranks=ranks)
+
+
+def _rank_rows(
+    states: Mapping[int, RankActivityState], samples: Mapping[int, ActivitySample]
+) -> dict[str, dict[str, object]]:
+    """For the log: state and position of each rank."""
+    rows: dict[str, dict[str, object]] = {}
+    for number, state in states.items():
+        sample = samples[number]
+        row = rows[str(number)] = {
+            "state": state.value,
+            "sleeps_in": sample.sleeps_in,
+            "answered": sample.standing is not None,
+        }
+        if sample.activity is not None and sample.activity.lock_holder:
+            row |= {
+                "lock_holder": sample.activity.lock_holder,
+                "lock_file": mask_text(sample.activity.lock_file),
+            }
+    return rows
 
 
 def _logged_as_stuck(folder: Path, session: str) -> set[int]:

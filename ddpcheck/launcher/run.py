@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.agent.shm_exchange import create_exchange, heartbeats, write_errors
+from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.analysis.report_builder import build_report
@@ -150,7 +151,7 @@ def _report_with_peers(
         if report is not None:
             if not config.quiet:
                 sys.stderr.write(f"ddpcheck: the report of all nodes is {folder.path / REPORT_FILE}\n")
-            return _exit_status(status, _severities(report), config.fail_on)
+            return _exit_status(status, _fails_by_json(report, config))
         sys.stderr.write("ddpcheck: no other node has reported; this node reports what it can read\n")
     with reporting_heartbeat(folder.path):
         late = wait_for_peers(folder.path, seconds)
@@ -196,12 +197,12 @@ def _report(run: RunReader, folder: RunFolder, status: ExitStatus, config: Confi
     complete = write_outputs(report, outputs, folder.path, sys.stderr)
     if complete and outputs.tensorboard is not None and not config.quiet:
         sys.stderr.write(f"ddpcheck: next: `ddpcheck view {folder.path}` shows this run in TensorBoard\n")
-    exit_status = _exit_status(status, [finding.severity for finding in report.findings], config.fail_on)
+    exit_status = _exit_status(status, _fails(report, config))
     # A CI job that reads a report file must not take a missing file for success.
     return exit_status or (0 if complete else NO_REPORT_STATUS)
 
 
-def _exit_status(status: ExitStatus, severities: Sequence[Severity], fail_on: str) -> int:
+def _exit_status(status: ExitStatus, fails: bool) -> int:
     """The exit status of `ddpcheck run`. Does not return if a signal ended the command."""
     if status.stop_reason:
         return FINDINGS_STATUS
@@ -209,21 +210,27 @@ def _exit_status(status: ExitStatus, severities: Sequence[Severity], fail_on: st
         exit_like(status)
     if status.returncode:
         return status.returncode
-    return FINDINGS_STATUS if _fails(severities, fail_on) else 0
+    return FINDINGS_STATUS if fails else 0
 
 
-def _fails(severities: Sequence[Severity], fail_on: str) -> bool:
-    if fail_on == "never":
-        return False
-    threshold = Severity(fail_on).weight
-    return any(severity.weight >= threshold for severity in severities)
+def _fails(report: Report, config: Config) -> bool:
+    complete = None if report.coverage is None else report.coverage.complete
+    findings = [(finding.code, finding.severity) for finding in report.findings]
+    policy = ExitPolicy(config.fail_on, config.allow_incomplete)
+    return policy.fails(findings, is_incomplete(report.verdict, complete))
 
 
-def _severities(report: Mapping[str, Any]) -> list[Severity]:
-    """The severities of the findings in a report.json that another node wrote."""
+def _fails_by_json(report: Mapping[str, Any], config: Config) -> bool:
+    """The same for a report.json that another node wrote."""
     known = {severity.value for severity in Severity}
-    values = [finding.get("severity") for finding in report.get("findings", ())]
-    return [Severity(value) for value in values if value in known]
+    findings = [
+        (str(finding.get("code")), Severity(finding["severity"]))
+        for finding in report.get("findings", ())
+        if finding.get("severity") in known
+    ]
+    complete = (report.get("coverage") or {}).get("complete")
+    policy = ExitPolicy(config.fail_on, config.allow_incomplete)
+    return policy.fails(findings, is_incomplete(str(report.get("verdict")), complete))
 
 
 def _show(report: Report, page: Path | None) -> None:

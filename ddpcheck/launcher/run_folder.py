@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
+from ddpcheck.records.kinds.audit import AUDIT_FOLDER
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
 from ddpcheck.version import VERSION
 
@@ -220,7 +222,11 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
 def finish_run(
     folder: RunFolder, exit_code: int, seconds: float, stopped: str = "", unwritten: int = 0
 ) -> None:
-    """Add how the run ended to run.json. If the disk is full, run.json stays as it is."""
+    """Add how the run ended to run.json. If the disk is full, run.json stays as it is.
+
+    Removes the micro-batches that ranks have handed over to each other: they contain samples.
+    """
+    shutil.rmtree(folder.path / AUDIT_FOLDER, ignore_errors=True)
     ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3), "stopped": stopped}
     if unwritten:  # lines missing from the log of this node
         ending["unwritten"] = unwritten

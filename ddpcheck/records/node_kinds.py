@@ -112,6 +112,21 @@ class HangState(msgspec.Struct, frozen=True):
 
     state: str = ""
     answered: bool = True
+    # The kernel function in which the training thread sleeps.
+    sleeps_in: str = ""
+    # The process that holds the file lock for which it waits (0: none), and the file.
+    lock_holder: int = 0
+    lock_file: str = ""
+
+
+@node_record("slow")
+class SlowRecord(NodeRecord, frozen=True):
+    """No rank made progress, but at least one may go on by itself."""
+
+    session: str
+    seconds: float
+    time: float = 0.0
+    details: dict[str, HangState] = msgspec.field(default_factory=dict)
 
 
 @node_record("hang")

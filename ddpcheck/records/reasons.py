@@ -29,10 +29,25 @@ class UnsyncedReason(str, Enum):
     BYPASS = "wrapper_bypassed"
     TWO_FORWARDS = "two_forwards"
     SECOND_BACKWARD = "second_backward"
+    # The step ran inside the backward.
+    IN_BACKWARD = "in_backward"
+    # The program sets `require_backward_grad_sync` itself: it is off, or was off in the forward.
+    FLAG_OFF = "flag_off"
+    FLAG_SWITCHED = "flag_switched"
 
     @classmethod
     def _missing_(cls, value: object) -> UnsyncedReason | None:
         return _STORED_REASONS.get(value)
+
+
+class UnwrappedReason(str, Enum):
+    """What is known of a backward of parameters outside of DDP (`AppliedRecord.reason`)."""
+
+    # It also reaches a DDP module, or it does not.
+    SHARED_BACKWARD = "shared_backward"
+    OWN_BACKWARD = "own_backward"
+    # It reaches a DDP module, but ranks exchange activations: each may train other experts, classes or shards.
+    EXCHANGED = "exchanged"
 
 
 class BufferState(str, Enum):
@@ -58,6 +73,7 @@ class KernelLoss(str, Enum):
     COMPILATION = "compilation_failed"
     WRONG_RESULT = "wrong_result"
     NO_KERNEL = "no_kernel"
+    LAUNCH = "launch_failed"
 
 
 class LastEvent(str, Enum):
@@ -71,6 +87,45 @@ class LastEvent(str, Enum):
     GRADIENTS_REDUCED = "reduced"
     BEFORE_STEP = "before_step"
     AFTER_STEP = "after_step"
+
+
+class Awaited(str, Enum):
+    """What a training thread provably waits for (first element of `StackRecord.awaits`)."""
+
+    # A collective of its own that it polls.
+    WORK = "work"
+    # A result of the device.
+    DEVICE = "device"
+    # Workers of a data loader.
+    LOADER = "loader"
+
+
+class AuditSkip(str, Enum):
+    """Why a local gradient was not computed again (`GradientVote.reason`)."""
+
+    COMPILED = "compiled"
+    SCRIPTED = "scripted"
+    MIXED_PRECISION = "mixed_precision"
+    MODULE_HOOKS = "module_hooks"
+    FUNCTION_MODES = "function_modes"
+    TENSOR_TYPES = "tensor_types"
+    COLLECTIVES = "collectives"
+    INPUTS = "inputs"
+    OUTPUTS = "outputs"
+    SIZE = "size"
+    SEVERAL_FORWARDS = "several_forwards"
+    EARLIER_GRADIENTS = "earlier_gradients"
+    OTHER_PATHS = "other_paths"
+    WEIGHTED_BACKWARD = "weighted_backward"
+    SEVERAL_BACKWARDS = "several_backwards"
+    NO_BACKWARD = "no_backward"
+    PARAMETERS_WRITTEN = "parameters_written"
+    PARAMETERS_DIFFER = "parameters_differ"
+    IGNORED_PARAMETERS = "ignored_parameters"
+    # The file of the other rank was not there, or cannot be read.
+    NOT_HANDED_OVER = "not_handed_over"
+    UNREADABLE = "unreadable"
+    RAISED = "raised"
 
 
 _STORED_WINDOWS: dict[object, WriteWindow] = {

@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from ddpcheck.sampling import amd
+from ddpcheck.sampling.amd import AmdGpus
 from ddpcheck.sampling.nvml_device import Device, bus_id
 
 # The names that nvidia-smi uses for the nearest common ancestor of two GPUs.
@@ -83,6 +85,19 @@ class Gpus:
             except self._nvml.NVMLError:
                 self.note = "NVML could not be closed"
             self._nvml = None
+
+
+def open_gpus() -> Gpus | AmdGpus:
+    """The GPUs of this node, of either vendor. Call `read` from the same thread."""
+    gpus = Gpus()
+    gpus.open()
+    if gpus.note == NO_DRIVER and amd.is_present():
+        of_amd = AmdGpus()
+        of_amd.open()
+        # The package may be installed on a machine without a GPU.
+        if of_amd.has_gpus or amd.DRIVER_FILE.exists():
+            return of_amd
+    return gpus
 
 
 def topology(nvml: ModuleType, devices: list[Device]) -> dict[str, Any]:
@@ -186,7 +201,7 @@ class GpuSource:
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {"note": NO_ANSWER}
         self.has_new_facts = False  # `facts` have changed since they were last read
-        self._gpus = Gpus()
+        self._gpus: Gpus | AmdGpus = Gpus()
         self._no_gpus = False
         self._silent_since: float | None = None
         self._thread: ThreadedCall[Reading] = ThreadedCall("ddpcheck-nvml")
@@ -229,7 +244,7 @@ class GpuSource:
         self._thread.close()
 
     def _open(self) -> Reading:
-        self._gpus.open()
+        self._gpus = open_gpus()
         reading = self._gpus.read()
         self.facts = self._gpus.describe()
         self.has_new_facts = True

@@ -45,9 +45,10 @@ class StreamCopy:
     The hash runs in order on the user's stream and reads the values of that moment; only the copy uses the side stream.
     """
 
-    __slots__ = ("_event", "_host")
+    __slots__ = ("_event", "_host", "_is_ready")
 
     def __init__(self, lanes: torch.Tensor, api: DeviceApi, *, pin_memory: bool = True) -> None:
+        self._is_ready = False
         side = api.side_stream(lanes.device)
         side.wait_stream(api.current_stream(lanes.device))
         self._host = torch.empty(lanes.shape, dtype=lanes.dtype, device="cpu", pin_memory=pin_memory)
@@ -59,10 +60,14 @@ class StreamCopy:
         lanes.record_stream(side)
 
     def ready(self) -> bool:
-        return bool(self._event.query())
+        # Not queried again once it is complete: each query is a call into the driver.
+        self._is_ready = self._is_ready or bool(self._event.query())
+        return self._is_ready
 
     def tensor(self) -> torch.Tensor:
-        self._event.synchronize()
+        if not self._is_ready:
+            self._event.synchronize()
+            self._is_ready = True
         return self._host
 
     def rows(self) -> list[list[int]]:

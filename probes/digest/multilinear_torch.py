@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
+from ddpcheck.device_api import api_of
 from ddpcheck.probes.digest.tensor_bytes import SERIAL_ELEMENTS, copy_serially, span_view
 from ddpcheck.records.sketch_signs import (
     BLOCK_SEEDS,
@@ -38,8 +42,10 @@ def lane_sums(memories: Sequence[torch.Tensor], device: torch.device) -> torch.T
     for each in words:
         level_1.add(each)
     level_1.flush()
-    terms = _terms(level_1.sums, _keys_in_order(device, blocks))
-    return torch.stack([_sum_serially(part) for part in torch.split(terms, blocks, 1)])
+    order = _order_of(device, tuple(blocks))
+    terms = _terms(level_1.sums, block_keys(device, max(blocks)).index_select(2, order.blocks))
+    before = _running_sums(terms).index_select(1, order.bounds)
+    return (before[:, 1:] - before[:, :-1]).t()
 
 
 def as_words(memory: torch.Tensor) -> torch.Tensor:
@@ -55,25 +61,33 @@ def as_words(memory: torch.Tensor) -> torch.Tensor:
 
 
 class _BlockSums:
-    """Level 1, filled chunk by chunk; small tensors share a chunk, since every operation has a fixed cost."""
+    """Level 1, filled chunk by chunk; small tensors share a chunk and are copied together.
+
+    Every operation has a fixed cost, and most models have many small parameters.
+    """
 
     def __init__(self, device: torch.device, blocks: int) -> None:
         self._rows = min(blocks, CPU_ROWS if device.type == "cpu" else DEVICE_ROWS)
         self.sums = torch.empty((LANES, blocks), dtype=torch.int64, device=device)
-        # Zeros, and zeroed again by every flush: the last block of a tensor is rarely full.
-        self._words = torch.zeros((self._rows, BLOCK_WORDS), dtype=torch.int64, device=device)
+        self._words = torch.empty((self._rows, BLOCK_WORDS), dtype=torch.int64, device=device)
         self._flat = self._words.view(-1)
         self._products = torch.empty_like(self._words)
         self._keys = word_keys(device).unbind()
+        self._zeros = torch.zeros(BLOCK_WORDS, dtype=torch.int32, device=device)
+        # Pieces of the tensors in this chunk, and what fills up their last blocks.
+        self._pieces: list[torch.Tensor] = []
         self._filled = self._done = 0
 
     def add(self, words: torch.Tensor) -> None:
         blocks, block = _blocks_in(words), 0
         while block < blocks:
             take = min(blocks - block, self._rows - self._filled)
-            piece = words[block * BLOCK_WORDS : (block + take) * BLOCK_WORDS]
-            start = self._filled * BLOCK_WORDS
-            self._flat[start : start + piece.numel()].copy_(piece)
+            whole = block == 0 and take == blocks
+            piece = words if whole else words[block * BLOCK_WORDS : (block + take) * BLOCK_WORDS]
+            self._pieces.append(piece)
+            missing = take * BLOCK_WORDS - piece.numel()
+            if missing:
+                self._pieces.append(self._zeros[:missing])
             block += take
             self._filled += take
             if self._filled == self._rows:
@@ -81,23 +95,40 @@ class _BlockSums:
 
     def flush(self) -> None:
         words, products = self._words[: self._filled], self._products[: self._filled]
+        if self._pieces:
+            pieces = self._pieces
+            self._flat[: self._filled * BLOCK_WORDS].copy_(
+                pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            )
+            self._pieces = []
         words.bitwise_and_(MASK32)  # widening int32 copied the sign; words are unsigned
         for lane, keys in enumerate(self._keys):
             torch.mul(words, keys, out=products)
             sums = self.sums[lane, self._done : self._done + self._filled]
             torch.sum(products, 1, dtype=torch.int64, out=sums)
-        words.zero_()
         self._done += self._filled
         self._filled = 0
 
 
-def _keys_in_order(device: torch.device, blocks: Sequence[int]) -> torch.Tensor:
-    """Level 2's keys for the blocks of several tensors in sequence; each tensor counts its blocks from 0."""
-    table = block_keys(device, max(blocks))
-    keys = torch.empty((LANES, 2, sum(blocks)), dtype=torch.int64, device=device)
-    for part in torch.split(keys, list(blocks), 2):
-        copy_serially(part, table[:, :, : part.shape[2]])
-    return keys
+class _BlockOrder(NamedTuple):
+    """The blocks of several tensors in sequence."""
+
+    # The number of each block in its tensor.
+    blocks: torch.Tensor
+    # Where the blocks of each tensor begin, and where those of the last one end.
+    bounds: torch.Tensor
+
+
+@lru_cache(maxsize=32)
+def _order_of(device: torch.device, blocks: tuple[int, ...]) -> _BlockOrder:
+    """For tensors with so many blocks each: a model has the same ones at every step."""
+    numbers = [number for count in blocks for number in range(count)]
+    bounds = [0, *accumulate(blocks)]
+    with torch.inference_mode(False):
+        return _BlockOrder(
+            _synchronized(torch.tensor(numbers, dtype=torch.int64, device=device)),
+            _synchronized(torch.tensor(bounds, dtype=torch.int64, device=device)),
+        )
 
 
 def _terms(sums: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -131,9 +162,10 @@ def block_keys(device: torch.device, blocks: int) -> torch.Tensor:
 
 def _synchronized(keys: torch.Tensor) -> torch.Tensor:
     """Keys are made on one stream and read on any: one wait here saves an event at every use."""
-    synchronize = getattr(getattr(torch, keys.device.type, None), "synchronize", None)
-    if synchronize is not None:
-        synchronize()
+    api = api_of(keys.device)
+    if api is not None:
+        # The current device may be another.
+        api.synchronize(keys.device)
     return keys
 
 
@@ -153,11 +185,15 @@ def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _sum_serially(terms: torch.Tensor) -> torch.Tensor:
-    if terms.shape[1] == 1:
-        return terms[:, 0]
-    sums = [terms[:, start:stop].sum(1, dtype=torch.int64) for start, stop in _pieces(terms.shape[1], LANES)]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0, dtype=torch.int64)
+def _running_sums(terms: torch.Tensor) -> torch.Tensor:
+    """The sum of the terms before each block, and of all; differences of two are exact, since int64 wraps."""
+    sums = torch.zeros((LANES, terms.shape[1] + 1), dtype=torch.int64, device=terms.device)
+    for start, stop in _pieces(terms.shape[1], LANES):
+        piece = sums[:, start + 1 : stop + 1]
+        torch.cumsum(terms[:, start:stop], 1, out=piece)
+        if start:
+            piece += sums[:, start : start + 1]
+    return sums
 
 
 def _pieces(count: int, width: int = 1) -> Iterator[tuple[int, int]]:

@@ -88,8 +88,9 @@ MAX_CAPTURES = 3
 MAX_DETAILS = 6
 HOLD_SECONDS = 5.0
 
-# A rewrite may be reverted before the step; at the end of the job there is nothing left to stop.
-_NOT_FATAL = (Stage.REWRITTEN, Stage.BUFFERS_END)
+# A rewrite may be reverted before the step; at the end of the job there is nothing left to stop. Gradients, and
+# parameters right after a step, may differ by design: what counts is whether parameters differ where they are used.
+_NOT_FATAL = (Stage.REWRITTEN, Stage.BUFFERS_END, Stage.APPLIED)
 
 
 class NodeCompare:
@@ -111,6 +112,17 @@ class NodeCompare:
         # Modules whose next snapshot is dumped, since an earlier mismatch was seen too late.
         self._capture_next: set[tuple[int, TensorKind]] = set()
         self._held = False
+        # Modules whose parameters differed after a step: they are compared again where they are used.
+        self._unconfirmed: set[int] = set()
+        # Modules whose parameters differed there as well: nothing is left to find out.
+        self._diverged: set[int] = set()
+
+    def take_unconfirmed(self, module: int) -> bool:
+        """Whether this rank's parameters differed from a peer's after a step, and were not compared again yet."""
+        if module not in self._unconfirmed:
+            return False
+        self._unconfirmed.remove(module)
+        return True
 
     def publish(self, snapshot: Snapshot) -> None:
         snapshot.number = self._exchange.publish(
@@ -118,7 +130,8 @@ class NodeCompare:
         )
         self._own.put(snapshot.key_hash, snapshot)
         # Values of a later step would be no evidence for this one.
-        if snapshot.current and _tensors(snapshot) in self._capture_next:
+        dumped = snapshot.key.stage is not Stage.USED
+        if dumped and snapshot.current and _tensors(snapshot) in self._capture_next:
             self._capture(snapshot, None)
         for entry in (self._received.get(snapshot.key_hash) or {}).values():
             self._check(snapshot, entry)
@@ -149,9 +162,11 @@ class NodeCompare:
 
     def wait_for_peers(self, snapshot: Snapshot, deadline: float) -> None:
         """After the training loop, give peers a moment to publish their last snapshot."""
+        # Modules may have groups of different sizes.
+        others = len(snapshot.key.tracked.group) - 1
         while time.monotonic() < deadline:
             self.catch_up()
-            if len(self._received.get(snapshot.key_hash) or {}) >= self._peers:
+            if len(self._received.get(snapshot.key_hash) or {}) >= min(self._peers, others):
                 return
             time.sleep(0.01)
 
@@ -168,12 +183,23 @@ class NodeCompare:
     def _record(self, snapshot: Snapshot, entry: Entry | None) -> None:
         """Record the evidence of a mismatch; without an entry it is with another node."""
         self._context.budget.check_everything()
+        key = snapshot.key
+        if key.stage is Stage.USED:
+            # The evidence is that of the step, which was recorded first.
+            self._diverged.add(key.tracked.index)
+            self._unconfirmed.discard(key.tracked.index)
+            if self._context.config.fail_fast:
+                self._hold()
+            return
+        after_step = key.stage is Stage.PARAMS and key.optimizer is not None
+        if after_step and key.of is TensorKind.PARAMETERS and key.tracked.index not in self._diverged:
+            self._unconfirmed.add(key.tracked.index)
         self._write_detail(snapshot)
         if snapshot.current:
             self._capture(snapshot, entry)
         else:
             self._capture_next.add(_tensors(snapshot))
-        if self._context.config.fail_fast and snapshot.key.stage not in _NOT_FATAL:
+        if self._context.config.fail_fast and not after_step and key.stage not in _NOT_FATAL:
             self._hold()
 
     def _hold(self) -> None:

@@ -262,7 +262,8 @@ class StartupTracer:
         def begin(*args: Any, **kwargs: Any) -> StageStart | None:
             return self._begin(stage, via, args, kwargs)
 
-        self._patches.replace(owner, name, lambda original: around(original, begin, self._end))
+        # On top of the patches of checkpoints, which stay when this one is removed.
+        self._patches.replace(owner, name, lambda original: around(original, begin, self._end), on_top=True)
 
     def _on_begin(
         self,

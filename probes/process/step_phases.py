@@ -43,6 +43,33 @@ class PhaseTimes(NamedTuple):
     kernel: int = -1
 
 
+class FinishedStep(NamedTuple):
+    """What the host timer measured of one step, in nanoseconds, and the counters of the system."""
+
+    step: int
+    total: int
+    spent: list[int]
+    watching: int
+    counters: tuple[int, int, int]
+
+    def times(self) -> PhaseTimes:
+        spent = self.spent
+        queued, faults, kernel = self.counters
+        return PhaseTimes(
+            step=self.step,
+            total=_from_nanoseconds(self.total),
+            data=_from_nanoseconds(spent[DATA]),
+            forward=_from_nanoseconds(max(0, spent[FORWARD] - spent[BUFFERS])),
+            backward=_from_nanoseconds(max(0, spent[BACKWARD] - spent[FINISH])),
+            wait=_from_nanoseconds(spent[BUFFERS] + spent[FINISH]),
+            optimizer=_from_nanoseconds(spent[OPTIMIZER]),
+            watching=_from_nanoseconds(self.watching),
+            queued=queued,
+            faults=faults,
+            kernel=kernel,
+        )
+
+
 class HostPhaseTimer:
     """Sums the phases of a step from their begin and end times in nanoseconds."""
 
@@ -83,9 +110,7 @@ class HostPhaseTimer:
         self._spent[DATA] += self._fetched
         self._fetched = 0
 
-    def close(
-        self, step: int, now: int, own: int, queued: int, faults: int = -1, kernel: int = -1
-    ) -> PhaseTimes | None:
+    def close(self, step: int, now: int, own: int, counters: tuple[int, int, int]) -> FinishedStep | None:
         """End a step and begin the next; None for the first, whose begin is unknown."""
         step_begun, self._step_begun = self._step_begun, now
         own_before, self._own = self._own, own
@@ -93,21 +118,7 @@ class HostPhaseTimer:
         self._begun = [0] * PHASES
         if not step_begun:
             return None
-        forward = max(0, spent[FORWARD] - spent[BUFFERS])
-        backward = max(0, spent[BACKWARD] - spent[FINISH])
-        return PhaseTimes(
-            step=step,
-            total=_from_nanoseconds(now - step_begun),
-            data=_from_nanoseconds(spent[DATA]),
-            forward=_from_nanoseconds(forward),
-            backward=_from_nanoseconds(backward),
-            wait=_from_nanoseconds(spent[BUFFERS] + spent[FINISH]),
-            optimizer=_from_nanoseconds(spent[OPTIMIZER]),
-            watching=_from_nanoseconds(own - own_before),
-            queued=queued,
-            faults=faults,
-            kernel=kernel,
-        )
+        return FinishedStep(step, now - step_begun, spent, own - own_before, counters)
 
 
 class DevicePhaseTimes(NamedTuple):
@@ -130,6 +141,8 @@ class PhaseEvents:
         self.began = began
         self.ended = ended
         self.spans = spans
+        # Of ddpcheck's own kernels in this step, known once it was read.
+        self.own_ns = 0
 
     def ready(self) -> bool:
         """Queries the last event first: it is usually the pending one. The others may be on other streams."""
@@ -147,6 +160,7 @@ class PhaseEvents:
         for phase, begin, end in self.spans:
             spent[phase] += begin.elapsed_time(end)
         own = spent[OWN_FORWARD] + spent[OWN_BACKWARD] + spent[OWN_OUTSIDE]
+        self.own_ns = max(0, round(own * 1e6))
         return DevicePhaseTimes(
             total=_from_milliseconds(self.began.elapsed_time(self.ended) - own),
             forward=_from_milliseconds(spent[FORWARD] - spent[BUFFERS] - spent[OWN_FORWARD]),

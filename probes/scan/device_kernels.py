@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ddpcheck.device_api import TRITON_TYPES
 from ddpcheck.records.reasons import KernelLoss
 
 # Bytes that one program of the kernel reads: 32 blocks of the digest.
@@ -109,6 +110,8 @@ MakeKernel = Callable[[torch.device], TableKernel | None]
 
 _makers: dict[str, MakeKernel] = {}
 _choices: dict[torch.device, KernelChoice] = {}
+# Devices whose kernel failed after the check at wrapping; empty in nearly every job.
+lost_while_training: list[torch.device] = []
 
 
 def register(device_type: str, make: MakeKernel) -> None:
@@ -124,6 +127,12 @@ def kernel_of(device: torch.device) -> KernelChoice:
     if choice is None:
         choice = _choices[device] = _choose(device)
     return choice
+
+
+def lose(device: torch.device, error: Exception) -> None:
+    """A launch failed although the kernel was right before: from now on torch reads the tensors of the device."""
+    _choices[device] = KernelChoice(None, KernelLoss.LAUNCH, f"{type(error).__name__}: {error}"[:_MESSAGE])
+    lost_while_training.append(device)
 
 
 def losses() -> dict[torch.device, KernelChoice]:
@@ -164,5 +173,5 @@ def _triton(device: torch.device) -> TableKernel:
     return kernel
 
 
-for _type in ("cuda", "hip", "xpu"):
+for _type in TRITON_TYPES:
     register(_type, _triton)

@@ -17,7 +17,7 @@ from ddpcheck import device_api, torch_compat
 from ddpcheck.probes.digest import DIGEST_SIZE, UNSUPPORTED, Leaves
 from ddpcheck.probes.digest.submit import submit
 from ddpcheck.probes.digest.tensor_bytes import PLAIN_TYPES, direct_span
-from ddpcheck.probes.scan.device_kernels import kernel_of
+from ddpcheck.probes.scan.device_kernels import kernel_of, lose
 from ddpcheck.probes.scan.device_table import DeviceResults, DeviceTable
 from ddpcheck.probes.scan.library import scan_library
 from ddpcheck.probes.scan.table import COUNT, DIGEST, LARGE, NUMBERS, SKETCH, TensorTable, make_table
@@ -168,6 +168,8 @@ class TensorScanner:
         self._device_tables: dict[torch.device, DeviceTable] = {}
         # The tables that have tensors of the list. Lists on one device are the rule.
         self._tables: list[TensorTable | DeviceTable] = [] if self._table is None else [self._table]
+        # Whether a tensor of the list is in host memory, where it can be sampled.
+        self._on_host = True
         # What follows from the masks of a scan, which are the same at nearly every step.
         self._plans: dict[tuple[bytes, bytes, bytes], ScanPlan] = {}
         # Where the library writes samples, and the sizes of these buffers.
@@ -180,6 +182,7 @@ class TensorScanner:
         with torch_compat.no_torch_function():
             devices = {tensor.device for tensor in tensors if tensor is not None}
             before, self._tables = self._tables, []
+            self._on_host = not devices or any(device.type == "cpu" for device in devices)
             for device in devices or {torch.device("cpu")}:
                 table = self._table if device.type == "cpu" else self._device_table(device)
                 if table is None:
@@ -226,13 +229,16 @@ class TensorScanner:
                     # Kernels are recorded now, not run: there are no values to read yet.
                     captured.append(work)
                 elif any(work):
-                    launches.append(table.scan(work))
+                    launched = self._launch(table, work)
+                    if launched is not None:
+                        launches.append(launched)
+                    else:
+                        done, rest = _read_otherwise(done, rest, work)
             elif (result := table.scan(work)) is not None:
                 digests, numbers = result.digests, result.sketches
             else:
                 # The memory of one of them is gone: read them one by one.
-                done = bytes(d & ~w for d, w in zip(done, work, strict=True))
-                rest = sorted({*rest, *(row for row in range(length) if work[row])})
+                done, rest = _read_otherwise(done, rest, work)
         scan = Scan(digests, numbers, plan.missing)
         for results in launches:
             scan.add_launch(results)
@@ -242,6 +248,17 @@ class TensorScanner:
         if rest:
             _scan_rest(scan, tensors, rest, plan.wanted, done, only_sketchable)
         return scan
+
+    def _launch(self, table: DeviceTable, work: bytes) -> DeviceResults | None:
+        """None if the kernel fails although it was right when the module was wrapped: torch reads the tensors then."""
+        if kernel_of(table.device).kernel is None:
+            return None
+        try:
+            return table.scan(work)
+        except Exception as error:
+            # Compilers and drivers raise types of their own. What cannot be read otherwise either reaches the guard.
+            lose(table.device, error)
+            return None
 
     def _plan(
         self, tensors: Sequence[torch.Tensor | None], digest: bytes, sketch: bytes, count: bytes
@@ -270,6 +287,8 @@ class TensorScanner:
 
         The start of a tensor that is not row-major is not its first values: it has no samples.
         """
+        if not self._on_host:
+            return bytes(len(tensors)), bytes(middle * len(tensors))
         table = self._cpu_table()
         if table is None:
             pairs = [_sample(tensor, first, middle) for tensor in tensors]
@@ -293,6 +312,8 @@ class TensorScanner:
 
     def large(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
         """The rows with more than LARGE bytes of plain memory."""
+        if not self._on_host:
+            return []
         table = self._cpu_table()
         if table is not None:
             return table.large
@@ -348,6 +369,12 @@ def _scan_rest(
     batch.send()
     scan.absent |= absent
     scan.wait_for((rows, submit(digested)) if rows else None, batch if batch else None)
+
+
+def _read_otherwise(done: bytes, rest: list[int], work: bytes) -> tuple[bytes, list[int]]:
+    """Move the rows of `work` from those that a table reads to the others."""
+    done = bytes(d & ~w for d, w in zip(done, work, strict=True))
+    return done, sorted({*rest, *(row for row, wanted in enumerate(work) if wanted)})
 
 
 def _if_on(device: torch.device, tensor: torch.Tensor | None) -> torch.Tensor | None:

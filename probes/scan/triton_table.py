@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ddpcheck.device_api import takes_register_limit
 from ddpcheck.probes.digest.multilinear_torch import word_keys
 from ddpcheck.probes.scan.device_kernels import MAX_DIMS, KernelTable, Kind, ResultField, RowField
 from ddpcheck.records.sketch_signs import (
@@ -554,8 +555,7 @@ class TritonKernel:
     name = "triton"
 
     def __init__(self, device: torch.device) -> None:
-        nvidia = device.type == "cuda" and torch.version.hip is None
-        self._options = {"maxnreg": MOST_REGISTERS} if nvidia else {}
+        self._options = {"maxnreg": MOST_REGISTERS} if takes_register_limit(device) else {}
         self._keys = word_keys(device)
         self._signs = sign_words(device)
 

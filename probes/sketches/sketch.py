@@ -107,7 +107,7 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sketch_cpu(tensor: torch.Tensor, numel: int) -> Sketch:
     kernel = native_kernel(tensor.dtype)
-    if kernel is None and tensor.dtype in _EXACT_IN_FLOAT32:
+    if kernel is None and tensor.dtype in EXACT_IN_FLOAT32:
         kernel = native_kernel(torch.float32)
     if kernel is not None:
         return _sketch_native(kernel, tensor, numel)
@@ -243,7 +243,7 @@ class _Workspace:
         return wide.sum().item(), norm
 
     def as_float32(self, piece: torch.Tensor, size: int) -> torch.Tensor:
-        """A copy in the buffer; exact for the dtypes of _EXACT_IN_FLOAT32."""
+        """A copy in the buffer; exact for the dtypes of EXACT_IN_FLOAT32."""
         copy = self._signed[:size]
         copy.copy_(piece)
         return copy
@@ -275,14 +275,14 @@ class _Workspaces(threading.local):
 
 _workspaces = _Workspaces()
 # Not integers: they may have more digits than float32 holds.
-_EXACT_IN_FLOAT32 = frozenset(
+EXACT_IN_FLOAT32 = frozenset(
     {torch.float32, torch.bfloat16, torch.float16}
     | {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 )
 
 
 def _workspace(dtype: torch.dtype) -> _Workspace:
-    if dtype in _EXACT_IN_FLOAT32:
+    if dtype in EXACT_IN_FLOAT32:
         if _workspaces.narrow is None:
             _workspaces.narrow = _Workspace(torch.float32)
         return _workspaces.narrow

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterable
 from xml.etree import ElementTree
 
-from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
+from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.reports.finding_text import finding_text
 from ddpcheck.reports.safe_text import safe_line
@@ -48,11 +49,16 @@ def _detail(report: Report, name: str) -> str:
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def to_junit(report: Report, fail_on: str = "error") -> str:
+def to_junit(report: Report, fail_on: str = "error", allow_incomplete: bool = False) -> str:
     """The document; findings below `fail_on` are in the output of test cases that pass."""
+    policy = ExitPolicy(fail_on, allow_incomplete)
     suite = ElementTree.Element("testsuite", {"name": "ddpcheck"})
     _properties(suite, report)
-    cases = [_command_case(report), *(_case(report, code, fail_on) for code in _codes(report))]
+    cases = [
+        _command_case(report),
+        _coverage_case(report, policy),
+        *(_case(report, code, policy) for code in _codes(report)),
+    ]
     suite.extend(cases)
     ElementTree.SubElement(suite, "system-out").text = _legal(_checked(report))
     counts = {
@@ -76,11 +82,11 @@ def _codes(report: Report) -> list[str]:
     return sorted({*(rule.code for rule in rules()), *(finding.code for finding in report.findings)})
 
 
-def _case(report: Report, code: str, fail_on: str) -> ElementTree.Element:
+def _case(report: Report, code: str, policy: ExitPolicy) -> ElementTree.Element:
     rule = rule_of(code)
     case = _named(f"ddpcheck.{code}", code if rule is None else f"{code} {rule.title}")
     findings = [finding for finding in in_order(report) if finding.code == code]
-    failing = [finding for finding in findings if _fails(finding, fail_on)]
+    failing = [finding for finding in findings if policy.fails_on(finding.code, finding.severity)]
     if failing:
         failure = ElementTree.SubElement(
             case, "failure", {"type": code, "message": _legal(_headline(failing[0]))}
@@ -93,10 +99,6 @@ def _case(report: Report, code: str, fail_on: str) -> ElementTree.Element:
     return case
 
 
-def _fails(finding: Finding, fail_on: str) -> bool:
-    return fail_on != "never" and finding.severity.weight >= Severity(fail_on).weight
-
-
 def _command_case(report: Report) -> ElementTree.Element:
     case = _named("ddpcheck.command", "the command ends with status 0")
     if report.verdict is Verdict.FAILED:
@@ -106,6 +108,19 @@ def _command_case(report: Report) -> ElementTree.Element:
         )
     elif report.exit_code is None:
         ElementTree.SubElement(case, "skipped", {"message": "the exit status of the command is unknown"})
+    return case
+
+
+def _coverage_case(report: Report, policy: ExitPolicy) -> ElementTree.Element:
+    case = _named("ddpcheck.coverage", "everything that is trained is compared")
+    coverage = report.coverage
+    incomplete = is_incomplete(report.verdict, None if coverage is None else coverage.complete)
+    if incomplete and policy.fails_if_incomplete:
+        gap = _legal(safe_line(coverage.gap)) if coverage is not None and coverage.gap else "no_records"
+        message = _legal(safe_line(verdict_sentence(report)))
+        ElementTree.SubElement(case, "error", {"type": gap, "message": message})
+    elif incomplete:
+        ElementTree.SubElement(case, "system-out").text = _legal(safe_line(verdict_sentence(report)))
     return case
 
 

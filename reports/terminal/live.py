@@ -86,6 +86,10 @@ def agreement_text(state: LiveState) -> Styled:
     if agreement.diverged:
         where = "at wrapping" if agreement.step is None else f"at step {agreement.step}"
         return f"replicas diverge {where} (outlier: {name_ranks(agreement.outliers)})", "bold red"
+    if agreement.not_compared:
+        parameters = counted(agreement.not_compared, "trained parameter")
+        others = f", {counted(agreement.compared, 'step')} of others agree" if agreement.compared else ""
+        return f"{parameters} not compared{others}", "bold yellow"
     if not agreement.compared:
         return "nothing compared yet", "dim"
     steps = "1 step" if agreement.compared == 1 else f"{agreement.compared:,} steps"

@@ -75,6 +75,7 @@ def gpu_table(report: Report) -> Table | None:
     columns = (
         Column("GPU"),
         Column("model", detail=True),
+        Column("ranks", detail=True),
         Column("peak memory", number=True),
         Column("memory", number=True, detail=True),
         Column("mean use", "mean utilisation", number=True),
@@ -119,6 +120,7 @@ def _gpu_row(name: str, gpu: Gpu) -> Row:
         [
             name,
             gpu["name"],
+            ", ".join(map(str, gpu.get("ranks") or ())) or None,
             optional_size_text(gpu["memory"]["most"]) or None,
             optional_size_text(gpu["memory"]["total"]) or None,
             None if use is None else f"{use['mean']:.0f} %",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from tests.corpus.plain import WAIT_SECONDS
 from tests.corpus.results import Program, Results, Row
@@ -41,6 +43,38 @@ def render(results: Results) -> str:
     if results.programs is not None:
         parts += ["## Real programs\n", _programs(results.programs)]
     return "\n".join(part for part in parts if part)
+
+
+def update(page: str, results: Results, scripts: Iterable[Path]) -> str:
+    """The page with the rows of these results in place of its own, and without rows of scripts that are gone."""
+    existing = {path.name for path in scripts}
+    for title, table in (
+        ("## Faults", _faults(results.faults)),
+        ("## Variants of faults", _variants(results.variants)),
+        ("## Healthy jobs", _healthy(results.healthy)),
+    ):
+        before, heading, rest = page.partition(f"{title}\n")
+        section, following, after = rest.partition("\n## ")
+        rows = {_script(line): line for line in section.splitlines() if _script(line)}
+        rows |= {_script(line): line for line in table.splitlines() if _script(line)}
+        kept = sorted((_order(line), line) for name, line in rows.items() if name in existing)
+        lines = [line for line in section.splitlines() if not _script(line)]
+        first = next((number for number, line in enumerate(lines, 1) if line.startswith("|---")), len(lines))
+        lines[first:first] = [line for _, line in kept]
+        page = before + heading + "\n".join(lines) + "\n" * section.endswith("\n") + following + after
+    return page
+
+
+def _script(row: str) -> str:
+    """The file of a row; empty for any other line."""
+    found = re.search(r"\]\(\.\./examples/(?:[a-z]+/)+(\w+\.py)\)", row) if row.startswith("| ") else None
+    return found[1] if found else ""
+
+
+def _order(row: str) -> tuple[int, str]:
+    """As in a whole run: by the number of the bug where there is one, then by name."""
+    number = re.match(r"\| (\d+)", row)
+    return int(number[1]) if number else 0, _script(row)
 
 
 def _versions() -> str:

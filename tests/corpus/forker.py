@@ -1,6 +1,6 @@
 """Runs scripts on ranks forked from this process, which has imported torch already.
 
-    python forker.py PLAN RESULTS                         jobs one after the other
+    python forker.py PLAN RESULTS [MODULES ...]           jobs one after the other; the modules are imported once
     python forker.py --nproc-per-node 2 SCRIPT ARGUMENTS  one job, as torchrun would run it
 
 PLAN is a JSON list of jobs: script, arguments, ranks, seconds, logs (a folder). A line of JSON about each job is added
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import importlib
 import json
 import os
 import random
@@ -39,7 +40,7 @@ import forking  # noqa: E402
 sys.path.remove(JOBS)
 
 RANKS_OPTION = "--nproc-per-node"
-LAUNCH_SECONDS = 200.0
+LAUNCH_SECONDS = 400.0
 # How long the other ranks may continue after one has failed, as under torchrun.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 3.0
@@ -59,12 +60,15 @@ class Job:
 
 
 def main() -> int:
-    forking.prepare()
     if sys.argv[1] == RANKS_OPTION:
+        forking.prepare()
         ranks, script, *arguments = sys.argv[2:]
         _, exits, _ = run_job(Job(script, arguments, int(ranks), LAUNCH_SECONDS), folder=None)
         return int(any(exits))
-    plan, results = Path(sys.argv[1]), Path(sys.argv[2])
+    plan, results, modules = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    for module in modules:
+        importlib.import_module(module)
+    forking.prepare()
     with results.open("a", encoding="utf-8") as sink:
         for planned in json.loads(plan.read_text(encoding="utf-8")):
             sink.write(json.dumps({"name": planned.pop("name"), **run_planned(planned)}) + "\n")

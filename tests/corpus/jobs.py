@@ -24,15 +24,16 @@ from ddpcheck.launcher.process.process_table import descendants, read_process
 from tests.corpus import exit_flaw
 from tests.corpus.header import Header
 from tests.helpers.commands import BIN, environment
+from tests.helpers.fork_server import prefix, prepared
 
 FORKER = Path(__file__).with_name("forker.py")
 BY_ENVIRONMENT = Path(__file__).with_name("by_environment.py")
 
-JOB_SECONDS = 60.0
+JOB_SECONDS = 180.0
 # Long enough for ddpcheck to detect a hang. Without ddpcheck such a job never ends.
 HANG_SECONDS = 60.0
 # For the imports before the first job; the forker limits the time of each job.
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 # For a process to write its stack.
 STACK_SECONDS = 5.0
@@ -167,7 +168,7 @@ class _Batch:
             ),
             encoding="utf-8",
         )
-        return [sys.executable, FORKER, plan, self._folder / "results.jsonl"]
+        return list(prepared(FORKER, plan, self._folder / "results.jsonl"))
 
     def _launching(self, job: Job) -> list[object]:
         script = [job.header.path.resolve(), *([job.case] if job.case else [])]
@@ -182,7 +183,7 @@ class _Batch:
         log = self._folder / "stderr"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [str(word) for word in command],
+                [str(word) for word in (*prefix(command), *command)],
                 cwd=self._folder / "tmp",
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,

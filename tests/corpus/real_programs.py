@@ -25,6 +25,7 @@ if __package__ in (None, ""):  # started as a file
 
 from tests.corpus import accelerate_scripts, side_by_side
 from tests.helpers.commands import BIN
+from tests.helpers.fork_server import prepared
 
 HERE = Path(__file__).parent
 JOBS = HERE.parent / "jobs"
@@ -127,6 +128,13 @@ def _others() -> Iterator[Program]:
     )
 
 
+def script_of(program: Program) -> tuple[Path, list[str]]:
+    """The script that a program's launcher starts, and its arguments."""
+    words = [str(word) for word in program.command]
+    [at] = [number for number, word in enumerate(words) if word.endswith(".py")]
+    return Path(words[at]), words[at + 1 :]
+
+
 def programs() -> list[Program]:
     return [*_accelerate(), *_others()]
 
@@ -157,7 +165,7 @@ def torch_tests(
 def _run_tests(options: Sequence[str], watch: bool = False) -> tuple[dict[str, Any], Mapping[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         results, run = Path(folder) / "results.json", Path(folder) / "run"
-        command: list[object] = [PYTHON, HERE / "torch_tests.py", "--out", results, *options]
+        command: list[object] = [*prepared(HERE / "torch_tests.py", "--out", results, *options)]
         if watch:
             command = [BIN / "ddpcheck", "run", "--fail-on", "never", "--out", run, "--", *command]
         done = side_by_side.run(command, folder, {}, most_seconds=900.0)

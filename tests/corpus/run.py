@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,23 +55,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.show(results, console)
     if options.docs:
         options.docs.write_text(document.render(results), encoding="utf-8")
+    if options.update:
+        scripts = [path for folder in headers for path in (options.root / folder).glob("*.py")]
+        page = document.update(options.update.read_text(encoding="utf-8"), results, scripts)
+        options.update.write_text(page, encoding="utf-8")
     return 0 if results.passed else 1
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
-    parser.add_argument("--only", metavar="GLOB", help="only scripts whose name or folder/name matches")
+    parser.add_argument(
+        "--only", metavar="GLOB", help="only scripts whose name or folder/name matches; several by comma"
+    )
     parser.add_argument("--times", type=int, default=1, help="how often to run everything under ddpcheck")
     parser.add_argument("--no-plain", action="store_true", help="do not run the scripts without ddpcheck")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "sim"),
+        default="cpu",
+        help="where DDP modules are; sim: the simulated accelerator",
+    )
     parser.add_argument("--no-real", action="store_true", help="do not run programs by other authors")
     parser.add_argument(
         "--docs", type=Path, metavar="FILE", help="write the page to FILE; needs the whole corpus"
     )
+    parser.add_argument(
+        "--update", type=Path, metavar="FILE", help="replace the rows of these scripts in the page FILE"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds examples/")
     options = parser.parse_args(arguments)
-    if options.docs and (options.only or options.no_plain):
-        parser.error("--docs needs the whole corpus: remove --only and --no-plain")
+    if options.docs and (options.only or options.no_plain or options.device != "cpu"):
+        parser.error("--docs needs the whole corpus: remove --only, --no-plain and --device")
+    if options.device != "cpu":
+        # Without ddpcheck the device makes no difference, and other authors' programs know nothing of it.
+        options.no_plain = options.no_real = True
     return options
 
 
@@ -79,9 +98,13 @@ def collect(folder: Path, only: str | None = None) -> list[Header]:
     headers = [
         read_header(path)
         for path in sorted(folder.glob("*.py"))
-        if not only or fnmatch(path.stem, only) or fnmatch(f"{folder.name}/{path.stem}", only)
+        if not only or any(_matches(path, each) for each in only.split(","))
     ]
     return sorted(headers, key=lambda header: (header.bugs or (0,), header.name))
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    return fnmatch(path.stem, pattern) or fnmatch(f"{path.parent.name}/{path.stem}", pattern)
 
 
 def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, report: Report) -> Results:
@@ -91,7 +114,7 @@ def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, re
     for time_number in range(options.times):
         if options.times > 1:
             report(f"time {time_number + 1} of {options.times}")
-        for verdict in run_watched(jobs, options.jobs, report):
+        for verdict in run_watched(jobs, options.jobs, report, device_environment(options.device)):
             verdicts.setdefault(verdict.outcome.job.header.path, []).append(verdict)
     plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]] = ({}, {})
     if not options.no_plain:
@@ -114,10 +137,21 @@ def _row(
     return Row(header, tuple(verdicts), *(one.get(name) for one in plain_results))
 
 
-def run_watched(jobs: Sequence[Job], workers: int, report: Report) -> list[Verdict]:
+def device_environment(device: str) -> dict[str, str]:
+    """Variables that make a script place its DDP modules on a device."""
+    if device == "cpu":
+        return {}
+    from tests.accelerator.autoload import environment
+
+    return environment(placed=True)
+
+
+def run_watched(
+    jobs: Sequence[Job], workers: int, report: Report, env: dict[str, str] | None = None
+) -> list[Verdict]:
     """The verdict on each job, in their order."""
     verdicts: dict[Job, Verdict] = {}
-    for outcomes in _all(run_batch, batches(jobs, MOST_IN_A_BATCH), workers):
+    for outcomes in _all(partial(run_batch, env=env), batches(jobs, MOST_IN_A_BATCH), workers):
         for outcome in outcomes:
             verdict = verdicts[outcome.job] = judge(outcome)
             report(f"{'ok  ' if verdict.passed else 'MISS'} {outcome.job.name}")

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.corpus import exit_flaw
+from tests.corpus.jobs import FORKER
 from tests.helpers.commands import BIN, CommandResult, CommandTimeout, run_command
+from tests.helpers.fork_server import prepared
 
 MOST_SECONDS = 300.0
 MOST_TIMES = 3
@@ -75,6 +77,70 @@ def run_both(command: Sequence[object], **env: str) -> Pair:
     plain, _ = _run_well(command, lambda folder: (run(command, folder, env), {}))
     watched, report = _run_well(command, lambda folder: _run_watched(command, folder, env))
     return Pair(plain, watched, report)
+
+
+@dataclass(frozen=True)
+class ForkedProgram:
+    """A program that ranks run which were forked, without a launcher."""
+
+    name: str
+    script: Path
+    arguments: Sequence[str] = ()
+
+
+def run_forked(
+    programs: Sequence[ForkedProgram], ranks: int, modules: Sequence[str], **env: str
+) -> list[Pair]:
+    """All programs in one command without ddpcheck and one with it; `modules` are imported once for all ranks."""
+    sides: list[list[Ended]] = []
+    for watched in (False, True):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            command = prepared(FORKER, _plan(programs, ranks, folder), folder / "results.jsonl", *modules)
+            if watched:
+                done, report = _run_watched(command, name, env)
+            else:
+                done = run(command, name, env)
+            if not (folder / "results.jsonl").is_file():
+                raise RuntimeError(f"the programs did not run: {done}")
+            lines = (folder / "results.jsonl").read_text().splitlines()
+            results = {row["name"]: row for row in map(json.loads, lines)}
+            sides.append([_ended(folder, program, results[program.name]) for program in programs])
+    pids = [set(results[program.name]["pids"]) for program in programs]
+    return [Pair(*pair, _of_ranks(report, own)) for *pair, own in zip(*sides, pids, strict=True)]
+
+
+def _plan(programs: Sequence[ForkedProgram], ranks: int, folder: Path) -> Path:
+    jobs = [
+        {
+            "name": program.name,
+            "script": str(program.script),
+            "arguments": list(program.arguments),
+            "ranks": ranks,
+            "seconds": MOST_SECONDS,
+            "logs": str(folder / program.name),
+        }
+        for program in programs
+    ]
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(jobs), encoding="utf-8")
+    return plan
+
+
+def _ended(folder: Path, program: ForkedProgram, result: Mapping[str, Any]) -> Ended:
+    outputs = [
+        [(folder / program.name / f"rank-{rank}.{stream}").read_text() for rank in range(len(result["pids"]))]
+        for stream in ("stdout", "stderr")
+    ]
+    return Ended(int(any(result["exits"])), "", "".join(outputs[1]), tuple(outputs[0]))
+
+
+def _of_ranks(report: Mapping[str, Any], pids: set[int]) -> dict[str, Any]:
+    """The attempts of these processes, and the findings about them."""
+    attempts = [each for each in report["attempts"] if {row["pid"] for row in each["ranks"]} & pids]
+    numbers = {each["number"] for each in attempts}
+    findings = [finding for finding in report["findings"] if finding["attempt"] in numbers]
+    return {"attempts": attempts, "findings": findings}
 
 
 def _run_well(command: Sequence[object], once: Callable[[str], WatchedResult]) -> WatchedResult:

@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-TEST_SECONDS = 60
+TEST_SECONDS = 180
 
 
 def settings(world_size: int) -> dict[str, str]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers.fork_server import prefix
+
 BIN = Path(sys.executable).parent
 # How long a job may take to stop its processes after SIGTERM.
 END_SECONDS = 40.0
@@ -66,7 +68,7 @@ def run_command(
 ) -> CommandResult:
     """Run a command in `folder` until it ends; raise CommandTimeout after `timeout` seconds."""
     process = subprocess.Popen(
-        [str(word) for word in command],
+        [str(word) for word in (*prefix(command), *command)],
         cwd=folder,
         env=environment(**env),
         stdin=subprocess.DEVNULL,

@@ -83,6 +83,8 @@ def machine(number: int = 0, **changes: Any) -> Facts:
 
 def on_gpus(count: int = 2, **now: Any) -> dict[str, Any]:
     torch = {**machine().torch, "cuda": "12.8", "backends": ["gloo", "nccl"], "nccl": "2.27.3", "gpus": count}
+    cache = {"cache": "/home/me/.triton/cache", "cache_writable": True}
+    torch["triton"] = {"version": "3.9.0", "compiler": "/usr/bin/gcc", "headers": True, **cache}
     return {"gpus": with_gpus(count, **now), "torch": torch}
 
 

@@ -16,7 +16,7 @@ from ddpcheck.agent.dispatcher import Dispatcher
 from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.config import Config
 from ddpcheck.probes.live_compare.node import NodeCompare
-from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.probe import BudgetItem, Probe
 from ddpcheck.probes.registry import PROBES
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.registry import Record
@@ -41,9 +41,10 @@ class FakeContext:
         self.rank = rank
         self.world_size = 2
         self.own_ns = 0
-        self.probe_ns: dict[str, int] = {}
-        self.budget = Budget(self.config, exchange, self.write, lambda: self.own_ns, self.probe_ns)
+        self.budget = Budget(self.config, exchange, self.write, self)
         self.over = False
+        # Whether a graph holds a forward.
+        self.captured = False
         self.records: list[Record] = []
         self.exchange = exchange
         self.node_compare = NodeCompare(self, exchange) if exchange is not None else None
@@ -55,14 +56,29 @@ class FakeContext:
     def write_later(self, make: Callable[[], Record]) -> None:
         self.write(make())
 
+    def forwards_captured(self) -> bool:
+        return self.captured
+
     def call_last(self, probe: Probe) -> None:
         """`emit` always does."""
+
+    def call(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """`emit` always does: a handler that is not needed has no effect."""
+
+    def stop_calling(self, probe: Probe, *events: Callable[..., None]) -> None:
+        """As above."""
 
     def job_ns(self) -> int:
         return perf_counter_ns() - self.own_ns
 
-    def timed(self, entry: Callable[..., Any]) -> Callable[..., Any]:
-        return entry
+    def probe_ns(self) -> dict[str, int]:
+        return {}
+
+    def item_ns(self) -> list[int]:
+        return [0] * len(BudgetItem)
+
+    def entry_point(self, probe: Probe, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        return body
 
     def guarded(self, probe: str, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
         return body
@@ -110,8 +126,10 @@ class Job:
             context.probes = [probe(context) for probe in sorted(probes, key=lambda probe: probe.phase)]
         self.dispatcher = Dispatcher(context, DistributedDataParallel.__init__)  # type: ignore[arg-type]
         self.tracked = watch(module, index=index)
-        self.dispatcher._modules[module] = self.tracked
+        self.dispatcher._modules[id(module)] = self.tracked
         self.dispatcher._in_order.append(self.tracked)
+        self.dispatcher._numbers[self.tracked.group] = 1
+        self.dispatcher._count = index + 1
         context.emit(Probe.before_wrap, self.tracked)
 
     def wrapped(self) -> Job:

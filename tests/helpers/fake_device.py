@@ -80,6 +80,6 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     module = FakeDevice()
     monkeypatch.setattr(torch, "cuda", module)
     monkeypatch.setattr(device_api, "_apis", {})
-    monkeypatch.setattr(device_api, "_capture_checks", [])
+    monkeypatch.setattr(device_api, "CAPTURE_CHECKS", [])
     monkeypatch.setattr(device_api, "accelerator_type", lambda: "cuda")
     return module

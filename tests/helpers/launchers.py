@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from tests.helpers.commands import BIN
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import ROOT
 
 FORKER = ROOT / "tests" / "corpus" / "forker.py"
@@ -17,4 +16,4 @@ def torchrun(ranks: int, script: object, *arguments: object) -> tuple[object, ..
 
 def forked(ranks: int, script: object, *arguments: object) -> tuple[object, ...]:
     """Ranks forked from one process that has imported torch, for tests in which the launcher does not matter."""
-    return (sys.executable, FORKER, "--nproc-per-node", ranks, script, *arguments)
+    return prepared(FORKER, "--nproc-per-node", ranks, script, *arguments)

@@ -65,7 +65,7 @@ class PtyScreen:
         self._stream.feed(data)
         return bool(data)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "the condition did not become true\n" + "\n".join(self.lines())
@@ -79,7 +79,7 @@ class PtyScreen:
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
-    def wait(self, seconds: float = 30.0) -> int:
+    def wait(self, seconds: float = 120.0) -> int:
         """Wait until the command has ended and its output is on the screen; returns its exit status."""
         end = time.monotonic() + seconds
         while self.status is None:

@@ -27,6 +27,11 @@ def _gcc() -> str:
     return "" if shutil.which("gcc") else "needs a C compiler: apt-get install gcc"
 
 
+def _gxx() -> str:
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    return "" if found else "needs a C++ compiler: apt-get install g++"
+
+
 def _tmpfs() -> str:
     if os.geteuid() != 0:
         return "needs root to mount a small file system: run the tests as root"
@@ -48,6 +53,8 @@ def _library() -> str:
 _CHECKS: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "gcc": _gcc,
+    # For the simulated accelerator.
+    "g++": _gxx,
     # The compiled part of ddpcheck, which is optional for users.
     "library": _library,
     # A file system of limited size.

@@ -15,6 +15,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.probes.sketches.sketch import Sketch
 from ddpcheck.records.codecs import distribute, pack
+from ddpcheck.records.kinds.coverage import StepCoverageRecord, TrainingRecord
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord, OptimizerRecord
@@ -168,6 +169,24 @@ class RunBuilder:
     def step(self, step: int, outliers: Outliers | None = None, **more: Any) -> RunBuilder:
         """One optimizer step of every rank."""
         return self.snapshot(Stage.PARAMS, step, outliers=outliers, **{"optimizer": 0, **more})
+
+    def covered(
+        self,
+        compared: int = 3,
+        steps: int = 5,
+        ranks: Collection[int] | None = None,
+        *,
+        entry: int = 0,
+        name: str = "SGD",
+        seen: Sequence[str] = (),
+        **not_compared: int,
+    ) -> RunBuilder:
+        """The parameters that an optimizer steps, on these ranks; those that are not compared by reason."""
+        for rank in self.ranks if ranks is None else ranks:
+            where = f"/home/me/train.py:{30 + entry}"
+            self.add(rank, StepCoverageRecord(entry, name, where, steps, compared, not_compared))
+            self.add(rank, TrainingRecord(0, list(seen)))
+        return self
 
     def train(self, steps: int, first: int = 0, outliers: Outliers | None = None) -> RunBuilder:
         for step in range(first, first + steps):

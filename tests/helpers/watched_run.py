@@ -14,7 +14,8 @@ import pytest
 from tests.corpus.exit_flaw import ABORTED
 from tests.helpers.commands import BIN, CommandResult, CommandTimeout, run_command
 
-TIMEOUT_SECONDS = 240.0
+# Not a measure of speed: some commands run a hundred jobs, and others may use the machine too.
+TIMEOUT_SECONDS = 1800.0
 # Two defects of torch with gloo, with or without ddpcheck. A job that hits one proves nothing and runs again.
 # 1. pytorch#179291: torch keeps a DDP object in a reference cycle, so it may outlive destroy_process_group. A gloo
 #    thread then needs the interpreter while it exits, and the process aborts. About one job in a thousand.

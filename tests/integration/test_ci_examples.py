@@ -13,13 +13,14 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.helpers.commands import BIN, environment
+from tests.helpers.fork_server import prefix, prepared
 from tests.helpers.launchers import FORKER
 from tests.helpers.paths import JOBS, ROOT
 
 yaml = pytest.importorskip("yaml")
 
 DOCS = ROOT / "docs" / "ci.md"
-TIMEOUT_SECONDS = 240.0
+TIMEOUT_SECONDS = 600.0
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def blocks(language: str) -> list[str]:
 def shell(script: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script as CI runners do: bash that stops at the first failure."""
     return subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", script],
+        [*map(str, prefix(prepared())), "bash", "-e", "-o", "pipefail", "-c", script],
         cwd=cwd,
         env=environment(**more),
         stdin=subprocess.DEVNULL,
@@ -51,9 +52,7 @@ def with_forking_torchrun(folder: Path) -> str:
     """A PATH whose torchrun forks its ranks, which takes a third of the time."""
     launcher = folder / "bin" / "torchrun"
     launcher.parent.mkdir()
-    launcher.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(str(BIN / "python"))} {shlex.quote(str(FORKER))} "$@"\n'
-    )
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, prepared(FORKER)))} "$@"\n')
     launcher.chmod(0o755)
     return f"{launcher.parent}:{BIN}:{os.environ['PATH']}"
 

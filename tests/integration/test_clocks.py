@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.analysis.timing.table import time_tables
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_watched
 
@@ -73,7 +73,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Jobs]:
                 STEPS,
             ]
             run = run_watched(
-                [sys.executable, CASES, *options],
+                prepared(CASES, *options),
                 tmp_path_factory.mktemp("clocks"),
                 options=["--fail-on", "never"],
                 env={"JOB_FIRST": "1"},

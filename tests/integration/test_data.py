@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_watched
 
@@ -86,7 +86,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Jobs]:
     def at(world_size: int) -> Jobs:
         if world_size not in ran:
             names = cases[world_size]
-            command = (sys.executable, CASES, "--cases", ",".join(names), "--world-size", world_size)
+            command = prepared(CASES, "--cases", ",".join(names), "--world-size", world_size)
             run = run_watched(command, tmp_path_factory.mktemp("data"), options=["--fail-on", "never"])
             assert run.status == 0, str(run)
             assert len(run.report["attempts"]) == len(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from ddpcheck.diff.compare import compare_runs
 from ddpcheck.diff.model import Comparison, DiffSource, DiffVerdict, Method
 from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import run_to_end, run_watched
 
@@ -26,7 +26,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """All jobs one after the other in one run; each is an attempt."""
     folder = tmp_path_factory.mktemp("diff")
     run = run_watched(
-        [sys.executable, JOBS / "diff_cases.py", "--out", folder / "names.json"],
+        prepared(JOBS / "diff_cases.py", "--out", folder / "names.json"),
         folder,
         options=["--sketch-every", 1, "--fail-on", "never"],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import Run, RunWatched, WatchedRun, run_watched
 
@@ -59,7 +60,7 @@ def test_a_diverging_job_is_stopped_within_a_step(
 
     The status says that ddpcheck stopped the job, whatever `--fail-on` is.
     """
-    job = (sys.executable, FORKED, *LONG, "--mark", tmp_path, fault, DIVERGES_AT)
+    job = prepared(FORKED, *LONG, "--mark", tmp_path, fault, DIVERGES_AT)
     done = ddpcheck(*job, options=["--fail-fast", "--fail-on", fail_on])
     assert done.status == 10, str(done)
     assert done.report["verdict"] == "findings"
@@ -71,11 +72,13 @@ def test_a_diverging_job_is_stopped_within_a_step(
     assert max(record["step"] for rank in (0, 1) for record in steps_of(done, rank)) <= DIVERGES_AT + 1
     assert done.report["steps"] <= DIVERGES_AT + 2
     assert processes_with(str(tmp_path)) == []
+    [attempt] = done.report["attempts"]
+    assert [row["pid"] for row in attempt["ranks"] if Path("/proc", str(row["pid"])).exists()] == []
 
 
 def test_a_healthy_job_is_not_stopped(ddpcheck: RunWatched, unwatched: Run) -> None:
-    alone = unwatched(sys.executable, FORKED, "--steps", "60")
-    done = ddpcheck(sys.executable, FORKED, "--steps", "60", options=["--fail-fast"])
+    alone = unwatched(*prepared(FORKED, "--steps", "60"))
+    done = ddpcheck(*prepared(FORKED, "--steps", "60"), options=["--fail-fast"])
     assert (done.status, done.stdout) == (0, alone.stdout), str(done)
     assert done.report["verdict"] == "ok"
     assert done.codes() == []
@@ -84,7 +87,7 @@ def test_a_healthy_job_is_not_stopped(ddpcheck: RunWatched, unwatched: Run) -> N
 @pytest.fixture(scope="module")
 def diverged(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """A job that diverges, without --fail-fast."""
-    job = (sys.executable, FORKED, "--steps", "40", "--diverge-at", "10")
+    job = prepared(FORKED, "--steps", "40", "--diverge-at", "10")
     return run_watched(job, tmp_path_factory.mktemp("diverged"))
 
 

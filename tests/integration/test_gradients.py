@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from typing import Any
 
 import pytest
 
 from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.fork_server import prepared
 from tests.helpers.launchers import forked
 from tests.helpers.paths import EXAMPLES, JOBS
 from tests.helpers.watched_run import RunWatched, WatchedRun, run_to_end, run_watched
@@ -24,7 +24,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> tuple[WatchedRun, list[A
     """All broken jobs one after the other in one run; each is an attempt."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
-    done = run_watched([sys.executable, JOBS / "faults.py", "--out", results], folder)
+    done = run_watched(prepared(JOBS / "faults.py", "--out", results), folder)
     return done, json.loads(results.read_text())
 
 

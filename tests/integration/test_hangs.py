@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.corpus.header import read_header
 from tests.corpus.jobs import Job, Outcome, jobs_of, run_batch
 from tests.corpus.verdict import judge
+from tests.helpers.fork_server import prepared
 from tests.helpers.launchers import torchrun
 from tests.helpers.paths import FAULTS, JOBS
 from tests.helpers.tracebacks import is_of_ddpcheck
@@ -21,7 +21,7 @@ from tests.helpers.watched_run import RunWatched, WatchedRun, run_watched
 
 pytestmark = pytest.mark.slow
 
-# Short, so that the tests are short; the slow jobs of hangs.py sleep three times as long.
+# Short, so that the tests are short; the slow jobs of hangs.py sleep five times as long.
 OPTIONS = ("--hang-timeout", "3")
 SLOW = (
     "slow_first_step",
@@ -46,8 +46,13 @@ SCRIPTS = (
     FAULTS / "early_stop_on_some_ranks.py",
     FAULTS / "evaluation_on_rank_0_only.py",
     FAULTS / "variants" / "barrier_on_some_ranks.py",
+    FAULTS / "variants" / "file_lock_around_barrier.py",
+    FAULTS / "variants" / "gather_on_one_rank.py",
+    FAULTS / "variants" / "loader_worker_with_a_lock.py",
+    FAULTS / "variants" / "wrapped_on_one_rank.py",
     FAULTS / "variants" / "uneven_batches_without_join.py",
 )
+MOST_SECONDS_AFTER_THE_TIMEOUT = 20.0
 # Jobs that hang use no CPU, so several commands run at the same time.
 AT_A_TIME = 3
 
@@ -70,7 +75,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         if name == BY_TORCHRUN:
             return run_watched(torchrun(2, SCRIPTS[0]), folder, options=("--hang-timeout", "5"))
         names = SLOW if name == SLOW_JOBS else (name,)
-        return run_watched([sys.executable, JOBS / "hangs.py", *names], folder, options=OPTIONS)
+        return run_watched(prepared(JOBS / "hangs.py", *names), folder, options=OPTIONS)
 
     scripts = {job.name: job for job in corpus_jobs()}
     order = [*scripts, *CASES, SLOW_JOBS, BY_TORCHRUN]
@@ -108,6 +113,9 @@ def test_a_script_that_hangs(result: Start, job: Job) -> None:
     assert outcome.status == 10
     assert outcome.reported[0] == "stopped"
     [finding] = [f for f in outcome.findings if f["severity"] != "note"]
+    # The timeout of the script, and what stacks, samples and their comparison take.
+    timeout = float(job.header.options[job.header.options.index("--hang-timeout") + 1])
+    assert timeout <= finding["evidence"]["seconds"] <= timeout + MOST_SECONDS_AFTER_THE_TIMEOUT
     for rank in range(job.world_size):
         files = [call.rpartition(":")[0] for call in stack_of(finding, rank)["stack"]]
         assert str(job.header.path) in files
@@ -183,7 +191,7 @@ def test_hang_timeout_0_starts_no_thread(ddpcheck: RunWatched, tmp_path: Path) -
     threads = []
     for options in ((), ("--hang-timeout", "0")):
         out = tmp_path / f"run-{len(threads)}"
-        done = ddpcheck(sys.executable, job, tmp_path / f"store-{len(threads)}", options=options, out=out)
+        done = ddpcheck(*prepared(job, tmp_path / f"store-{len(threads)}"), options=options, out=out)
         assert done.status == 0, str(done)
         threads.append({name for name in json.loads(done.stdout) if name.startswith("ddpcheck")})
     assert len(threads[0] - threads[1]) == 1

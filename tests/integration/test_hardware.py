@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers import broken_sampler, nvml
 from tests.helpers.commands import BIN, environment
+from tests.helpers.fork_server import prefix, prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import TIMEOUT_SECONDS, RunWatched, records_in, run_to_end
 from tests.lab.host import Host
@@ -89,11 +90,16 @@ def test_a_straggler_whose_gpu_is_throttled(tmp_path: Path) -> None:
     """The library reads the ranks' process ids from a file; the job itself runs on the CPU."""
     library, processes, folder = nvml.compiled_into(tmp_path), tmp_path / "processes", tmp_path / "run"
     script = f"devices 2\nthrottle_gpu 1 64 705\nprocesses {processes}\n"
-    job = [PYTHON, JOBS / "clock_cases.py", "--cases", "much_slower_forward", "--steps", 32]
+    job = prepared(JOBS / "clock_cases.py", "--cases", "much_slower_forward", "--steps", 32)
     watch = [BIN / "ddpcheck", "run", "--out", folder, "--sample-hz", 10, "--", *job]
     env = environment(**nvml.environment(library, script))
     process = subprocess.Popen(
-        [*map(str, watch)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*map(str, (*prefix(watch), *watch))],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         _write_processes(process, folder, processes)
@@ -139,12 +145,12 @@ def _write_processes(process: subprocess.Popen[str], folder: Path, out: Path) ->
 def test_a_broken_sampler_does_not_affect_the_job(tmp_path: Path) -> None:
     """Every source raises or hangs: the weights are those of the job without ddpcheck."""
     library, folder = nvml.compiled_into(tmp_path), tmp_path / "run"
-    job = [PYTHON, JOBS / "forked.py", "--steps", 30, "--pause", 0.1]
+    job = prepared(JOBS / "forked.py", "--steps", 30, "--pause", 0.1)
     breaking = [PYTHON, broken_sampler.__file__, "run", "--out", folder]
     broken = [*breaking, "--sample-hz", 5, "--", *job]
     hangs = nvml.environment(library, "devices 2\nhang nvmlDeviceGetPowerUsage 2.0 600\n")
     alone = subprocess.Popen(
-        [*map(str, job)], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        [*map(str, (*prefix(job), *job))], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
     try:
         done = run_to_end(broken, tmp_path, hangs, leaves=folder)
@@ -190,8 +196,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def run_on(lab: Lab, folder: Path, interface: str, port: int) -> dict[str, Any]:
     """One job on all hosts, two ranks each, in one run folder; returns its report."""
     weights = folder.with_suffix(".weights")
-    job = [PYTHON, JOBS / "nodes.py", "--nnodes", 2, "--per-node", 2, "--width", WIDTH, "--steps", 60]
-    job += ["--checkpoint", weights]
+    options = ["--nnodes", 2, "--per-node", 2, "--width", WIDTH, "--steps", 60, "--checkpoint", weights]
+    job = prepared(JOBS / "nodes.py", *options)
 
     def launch(number: int, host: Host) -> list[object]:
         return [BIN / "ddpcheck", "run", "--out", folder, "--", *job, "--node-rank", number]

@@ -14,7 +14,8 @@ import pytest
 
 from tests.corpus.free_port import free_port
 from tests.helpers.commands import BIN
-from tests.helpers.launchers import torchrun
+from tests.helpers.fork_server import prepared
+from tests.helpers.launchers import forked, torchrun
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import Run, RunWatched, assert_healthy
 
@@ -31,9 +32,12 @@ def test_spawned_ranks(ddpcheck: RunWatched, unwatched: Run) -> None:
     assert watched.stdout == unwatched(*command).stdout
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_ranks_of_multiprocessing(ddpcheck: RunWatched, method: str) -> None:
-    assert_healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", method), world_size=2, steps=STEPS)
+def test_ranks_of_a_forkserver(ddpcheck: RunWatched) -> None:
+    assert_healthy(ddpcheck(PYTHON, JOBS / "by_multiprocessing.py", "forkserver"), world_size=2, steps=STEPS)
+
+
+def test_forked_ranks(ddpcheck: RunWatched) -> None:
+    assert_healthy(ddpcheck(*prepared(JOBS / "by_multiprocessing.py", "fork")), world_size=2, steps=STEPS)
 
 
 def test_ranks_started_by_a_shell(ddpcheck: RunWatched, tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_accelerate_that_starts_one_process_only(ddpcheck: RunWatched) -> None:
 
 def test_data_loader_workers_are_not_taken_for_ranks(ddpcheck: RunWatched) -> None:
     steps = 6  # two with each start method
-    watched = ddpcheck(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", JOBS / "with_workers.py")
+    watched = ddpcheck(*forked(2, JOBS / "with_workers.py"))
     assert_healthy(watched, world_size=2, steps=steps)
     assert len(watched.stdout.splitlines()) == steps
     for rank in range(2):

@@ -70,7 +70,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         screen.close()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Without reading from the terminal."""
     end = time.monotonic() + seconds
     while not condition():

@@ -44,12 +44,13 @@ Start = Callable[..., PtyScreen]
 
 @pytest.fixture(autouse=True)
 def parts(tmp_path: Path) -> None:
-    """The records: three steps, a step at which the ranks diverge, the end."""
+    """The records: three steps, a step at which the ranks diverge and one that uses the result, the end."""
     builder = RunBuilder(tmp_path, 2)
+    outliers = {1: ["body.bias"]}
     for part, more in enumerate(
         (
             lambda: builder.wrap().optimizer().train(3),
-            lambda: builder.step(3, outliers={1: ["body.bias"]}),
+            lambda: builder.step(3, outliers=outliers).step(4, outliers=outliers),
             lambda: builder.end(),
         )
     ):
@@ -80,7 +81,7 @@ def test_the_view_follows_the_job_on_a_terminal(start: Start, tmp_path: Path) ->
     screen.until(lambda: any("DDP201" in row for row in screen.lines()[-4:]))
     assert screen.lines()[-4].startswith("── ddpcheck ")
     assert "2 ranks" in screen.lines()[-4]
-    assert all(words in screen.lines()[-3] for words in ("step 4", "step 3"))  # now, and where they diverged
+    assert all(words in screen.lines()[-3] for words in ("step 5", "step 3"))  # now, and where they diverged
     # The same state by `ddpcheck watch`, without a terminal.
     seen = subprocess.run(
         [BIN / "ddpcheck", "watch", tmp_path / "run", "--once"], capture_output=True, text=True, check=True
@@ -112,7 +113,7 @@ def test_there_is_no_view_without_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "part").touch()
     (tmp_path / "end").touch()
     command = [BIN / "ddpcheck", "run", "--live", "--out", "run", "--", sys.executable, "-c", JOB]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300)
     assert done.returncode == 10
     lines = b"".join(b"line %d\n" % number for number in range(40))
     assert done.stdout == b"isatty False False False\n" + lines + b"the end\n"
@@ -125,7 +126,7 @@ def test_there_is_no_view_without_a_terminal(tmp_path: Path) -> None:
         check=True,
     )
     [run] = json.loads(listed.stdout)["runs"]
-    assert (run["folder"], run["state"], run["world_size"], run["steps"]) == ("run", "findings", 2, 4)
+    assert (run["folder"], run["state"], run["world_size"], run["steps"]) == ("run", "findings", 2, 5)
 
 
 def test_watch_on_a_terminal_ends_with_the_verdict(tmp_path: Path) -> None:

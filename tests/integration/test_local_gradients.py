@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.records.codecs import unpack
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_watched
 
@@ -49,7 +49,14 @@ class Jobs:
         # Each rank numbers its own files.
         with_rank = [size for size in self.world_sizes if size > rank]
         records = self.run.records(rank, with_rank.index(world_size))
-        return [each for each in records if each["kind"] == kind and each.get("module", 0) == module]
+        # The copies without DDP are tracked as well.
+        wrapped = [
+            each["module"]
+            for each in records
+            if each["kind"] == "module" and each.get("role", "ddp") == "ddp"
+        ]
+        index = list(dict.fromkeys(wrapped))[module]
+        return [each for each in records if each["kind"] == kind and each.get("module", 0) == index]
 
     def differences(self, name: str, world_size: int) -> list[tuple[int, int, str]]:
         """Rank, number of the backward and parameter where the recorded sketch is not that of the local gradient."""
@@ -86,7 +93,7 @@ def _equal(recorded: Any, value: float, norm: float, nonfinite: int) -> bool:
 def run_jobs(folder: Path, world_sizes: tuple[int, ...], *options: object, status: int = 0) -> Jobs:
     truth = folder / "truth"
     truth.mkdir()
-    command = (sys.executable, JOB, "--world-sizes", ",".join(map(str, world_sizes)), "--out", truth)
+    command = prepared(JOB, "--world-sizes", ",".join(map(str, world_sizes)), "--out", truth)
     jobs = Jobs(run_watched([*command, *options], folder), world_sizes, truth)
     assert jobs.run.status == status, str(jobs.run)
     assert jobs.run.files("fault-*.jsonl") == []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_watched
 
@@ -17,7 +16,7 @@ CASES = ["leak", "uneven", "steady"]
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """Three jobs one after the other; each is an attempt."""
-    job = (sys.executable, JOBS / "memory_cases.py", ",".join(CASES))
+    job = prepared(JOBS / "memory_cases.py", ",".join(CASES))
     return run_watched(job, tmp_path_factory.mktemp("memory"))
 
 

@@ -96,7 +96,7 @@ def test_nodes_without_shared_storage_each_report_the_divergence(lab: Lab, tmp_p
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=environment(),
     )
 

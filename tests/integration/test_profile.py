@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.rules.performance.ddp401 import find
 from tests.helpers.commands import BIN, CommandResult
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_to_end, run_watched
 
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> CommandResult:
     folder = tmp_path_factory.mktemp("plain")
-    return run_to_end([sys.executable, JOB, folder, ",".join(CASES)], folder, {})
+    return run_to_end(prepared(JOB, folder, ",".join(CASES)), folder, {})
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """One run; each case is an attempt."""
     folder = tmp_path_factory.mktemp("watched")
-    return run_watched([sys.executable, JOB, folder, ",".join(CASES)], folder, options=["--profile"])
+    return run_watched(prepared(JOB, folder, ",".join(CASES)), folder, options=["--profile"])
 
 
 @pytest.fixture(scope="module")

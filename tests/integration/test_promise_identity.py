@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.fork_server import prepared
 from tests.helpers.launchers import torchrun
 from tests.helpers.paths import JOBS, TRAIN
-from tests.helpers.watched_run import Run, RunWatched, WatchedRun, assert_healthy
+from tests.helpers.watched_run import Run, RunWatched, WatchedRun, assert_healthy, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +35,7 @@ EVERYWHERE = (
     "subgroup",
     "two_subgroups",
     "codebook",
+    "hybrid_sharded",
 )
 # Compiling takes seconds, and the number of ranks makes no difference to it.
 COMPILED = (
@@ -45,15 +47,34 @@ COMPILED = (
 )
 # Read from the file that lists them: importing the variants would import torch into the tests.
 ALL = runpy.run_path(str(JOBS / "variants" / "order.py"))["ORDER"]
+# Their forwards run a second time under --audit: on other ranks, with other inputs and random states.
+AUDITED = (
+    "accumulation",
+    "bucket_view",
+    "bf16_autocast",
+    "batch_norm",
+    "codebook",
+    "activation_checkpointing",
+    "tied_weights",
+    "find_unused",
+    "weight_penalty",
+    "loss_in_attribute",
+    "state_in_attributes",
+    "random_of_all_kinds",
+    "gathers_in_forward",
+    "structured_outputs",
+)
 ELSEWHERE = tuple(name for name in ALL if name not in COMPILED)
 
 
 @pytest.mark.parametrize(
-    ("names", "sizes", "skipped"),
+    ("names", "sizes", "skipped", "options"),
     [
-        pytest.param(EVERYWHERE, "1,4", {"subgroup/1", "two_subgroups/1"}, id="at-1-and-4"),
-        pytest.param(ELSEWHERE, "2,3", {"two_subgroups/2", "two_subgroups/3"}, id="at-2-and-3"),
-        pytest.param(COMPILED, "2", set(), id="compiled"),
+        pytest.param(EVERYWHERE, "1,4", {"subgroup/1", "two_subgroups/1"}, (), id="at-1-and-4"),
+        pytest.param(ELSEWHERE, "2", {"two_subgroups/2"}, (), id="at-2"),
+        pytest.param(ELSEWHERE, "3", {"two_subgroups/3"}, (), id="at-3"),
+        pytest.param(COMPILED, "2", set(), (), id="compiled"),
+        pytest.param(AUDITED, "2,3,4", set(), ("--audit", "every=1"), id="audited"),
     ],
 )
 def test_trained_bits_are_the_same_and_nothing_is_found(
@@ -63,12 +84,15 @@ def test_trained_bits_are_the_same_and_nothing_is_found(
     names: tuple[str, ...],
     sizes: str,
     skipped: set[str],
+    options: tuple[str, ...],
 ) -> None:
     plain, watched = tmp_path / "plain.json", tmp_path / "watched.json"
-    command = (sys.executable, BATTERY, "--variants", ",".join(names), "--world-sizes", sizes, "--out")
+    job = (BATTERY, "--variants", ",".join(names), "--world-sizes", sizes, "--out")
+    # One of them with torch imported under ddpcheck.
+    command = (sys.executable, *job) if names is COMPILED else prepared(*job)
     alone = unwatched(*command, plain)
     assert alone.status == 0, str(alone)
-    done = ddpcheck(*command, watched)
+    done = ddpcheck(*command, watched, options=options)
     assert done.status == 0, str(done)
 
     expected, results = json.loads(plain.read_text()), json.loads(watched.read_text())
@@ -97,9 +121,18 @@ def _assert_nothing_found(done: WatchedRun, jobs: dict[str, Any]) -> None:
     assert all(row["status"] == "finished" for attempt in done.report["attempts"] for row in attempt["ranks"])
 
 
+@pytest.fixture(scope="module")
+def printed_by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of the example without ddpcheck."""
+    alone = run_to_end(torchrun(2, TRAIN, "--epochs", 1), tmp_path_factory.mktemp("alone"), {})
+    assert alone.status == 0, str(alone)
+    assert "epoch 0: loss" in alone.stdout
+    return alone.stdout
+
+
 @pytest.mark.parametrize("status", [0, 7])
 def test_output_and_exit_status_under_torchrun(
-    ddpcheck: RunWatched, unwatched: Run, tmp_path: Path, status: int
+    ddpcheck: RunWatched, tmp_path: Path, printed_by_torchrun: str, status: int
 ) -> None:
     """Byte for byte, with a script that exits with a status of its own."""
     script = tmp_path / "train.py"
@@ -107,10 +140,8 @@ def test_output_and_exit_status_under_torchrun(
     assert source.endswith("    main()\n")
     script.write_text(f"{source}    raise SystemExit({status})\n")
     command = torchrun(2, script, "--epochs", 1)
-    alone, done = unwatched(*command), ddpcheck(*command)
-    assert "epoch 0: loss" in alone.stdout
-    assert done.stdout == alone.stdout
-    assert done.status == alone.status
+    done = ddpcheck(*command)
+    assert done.stdout == printed_by_torchrun
     # torchrun turns any failure of a rank into status 1.
     assert done.status == (1 if status else 0)
     assert done.report["command"] == [str(word) for word in command]

@@ -6,20 +6,23 @@ Some of the programs that `tests/corpus/real_programs.py` runs.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from tests.corpus import accelerate_scripts, real_programs, side_by_side
+from tests.helpers.watched_run import RunWatched
 
 pytestmark = pytest.mark.slow
 
 # Optimizer steps by program. None: the program makes several models and groups.
-PROGRAMS: dict[str, int | None] = {
+FORKED: dict[str, int | None] = {
     "accelerate test_script.py": None,
     "accelerate test_sync.py": None,
-    "lightning BoringModel": 16,
     "transformers Trainer": 12,
     "transformers Trainer with dropout": 12,
+    "lightning BoringModel": 16,
 }
 # Of torch's tests those that inspect DDP most closely: its log, its hooks, its graph, and its end.
 TESTS = (
@@ -59,23 +62,56 @@ TESTS_FOR_GPUS = (
 )
 
 
-@pytest.mark.parametrize(("name", "steps"), PROGRAMS.items(), ids=list(PROGRAMS))
-def test_program(name: str, steps: int | None) -> None:
-    [program] = [program for program in real_programs.programs() if program.name == name]
-    pair = side_by_side.run_both(program.command, **program.env)
-    result = program.judge(pair)
+def program(name: str) -> real_programs.Program:
+    [found] = [program for program in real_programs.programs() if program.name == name]
+    return found
+
+
+@pytest.fixture(scope="module")
+def forked() -> dict[str, side_by_side.Pair]:
+    """Without their launchers, which `make corpus` uses: ranks are forked after one import of the libraries."""
+    programs = [
+        side_by_side.ForkedProgram(name, script, arguments)
+        for name in FORKED
+        for script, arguments in [real_programs.script_of(program(name))]
+    ]
+    modules = ("accelerate.test_utils", "transformers.trainer", "lightning.pytorch")
+    pairs = side_by_side.run_forked(programs, 2, modules, **accelerate_scripts.ENVIRONMENT)
+    return dict(zip(FORKED, pairs, strict=True))
+
+
+@pytest.mark.parametrize(("name", "steps"), FORKED.items(), ids=list(FORKED))
+def test_program(forked: dict[str, side_by_side.Pair], name: str, steps: int | None) -> None:
+    pair = forked[name]
+    result = program(name).judge(pair)
     assert result.passed == result.total == 1, result.note
-    if steps is None:
-        return
-    # Every rank reported, from the first step to the last.
-    [attempt] = pair.report["attempts"]
-    assert (pair.report["world_size"], pair.report["steps"]) == (2, steps)
+    assert all(lines for lines in map(side_by_side.lasting, pair.plain.ranks[:1]))
+    if steps is not None:
+        assert_complete(pair.report, steps)
+
+
+def test_lightning_starts_its_own_ranks(forked: dict[str, side_by_side.Pair], ddpcheck: RunWatched) -> None:
+    name = "lightning BoringModel"
+    done = ddpcheck(*program(name).command)
+    assert done.status == 0, str(done)
+    assert done.codes("error", "warning") == []
+    lines = [line for rank in forked[name].plain.ranks for line in rank.splitlines()]
+    weights = [line for line in lines if line.startswith("rank")]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == sorted(weights)
+    assert len(weights) == 2
+    assert_complete(done.report, FORKED[name])
+    printed = re.findall(r"rank (\d) is process (\d+)", done.stderr)
+    [attempt] = done.report["attempts"]
+    assert sorted(printed) == [(str(row["rank"]), str(row["pid"])) for row in attempt["ranks"]]
+
+
+def assert_complete(report: Mapping[str, Any], steps: int | None) -> None:
+    """Every rank reported, from the first step to the last."""
+    [attempt] = report["attempts"]
+    assert (attempt["world_size"], attempt["steps"]) == (2, steps)
     assert [(row["rank"], row["status"], row["steps"]) for row in attempt["ranks"]] == [
         (rank, "finished", steps) for rank in (0, 1)
     ]
-    printed = re.findall(r"rank (\d) is process (\d+)", pair.watched.stderr)
-    if name.startswith("lightning"):
-        assert sorted(printed) == [(str(row["rank"]), str(row["pid"])) for row in attempt["ranks"]]
 
 
 @pytest.mark.parametrize("lend", [False, True], ids=["on-processors", "for-gpus"])

@@ -21,7 +21,7 @@ def test_a_machine_without_chromium(require_all: str, status: int, outcome: str)
         env=environment(PATH=str(BIN), DDPCHECK_REQUIRE_ALL=require_all),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == status, done.stdout
     assert "apt-get install chromium" in done.stdout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.commands import BIN, environment
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import run_to_end
 from tests.lab.host import Host
@@ -30,7 +31,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def train(lab: Lab, out: object, steps: int, port: int) -> list[Ended]:
     def launch(number: int, host: Host) -> list[object]:
-        job = [BIN / "python", JOBS / "nodes.py", "--nnodes", 3, "--node-rank", number, "--pace", 0.03]
+        job = prepared(JOBS / "nodes.py", "--nnodes", 3, "--node-rank", number, "--pace", 0.03)
         watch = ["--out", out, "--sample-hz", 5, "--fail-on", "never"]
         return [BIN / "ddpcheck", "run", *watch, "--", *job, "--steps", steps]
 

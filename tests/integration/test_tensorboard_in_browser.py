@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from ddpcheck.launcher.viewer import CHARTS_FRAGMENT
 from ddpcheck.reports.tensorboard.folder import link_image
 from tests.helpers.chromium import Tab, opened
 from tests.helpers.commands import BIN, environment
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.tensorboard_run import links
 from tests.helpers.watched_run import WatchedRun, run_watched
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 JOB = JOBS / "for_tensorboard.py"
 RUNS = ["job", "rank-0000", "rank-0001"]
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 300.0
 # A folder for screenshots, if set.
 PICTURES = os.environ.get("DDPCHECK_PICTURES", "")
 # All visible text, in shadow roots and in the frames of plugins too.
@@ -93,7 +93,7 @@ SMOOTHING = """
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     options = ["--profile", "--save-gradients", "0,10,20,30", "--tensorboard", "--sample-hz", "10"]
-    run = run_watched([sys.executable, JOB], tmp_path_factory.mktemp("job"), options=options)
+    run = run_watched(prepared(JOB), tmp_path_factory.mktemp("job"), options=options)
     (run.folder / "links.json").write_text(links().to_json())
     return run
 
@@ -114,7 +114,7 @@ def server(watched: WatchedRun) -> Iterator[str]:
             yield findings[1]
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def _wait_until_read(server: str) -> None:
@@ -137,7 +137,7 @@ def ask(server: str, path: str) -> Any:
     """The response of a plugin, once it is not empty."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
-        with urllib.request.urlopen(f"{server}data/plugin/{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{server}data/plugin/{path}", timeout=300) as answer:
             findings = json.load(answer)
         if findings or time.monotonic() > deadline:
             return findings

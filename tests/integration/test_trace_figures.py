@@ -16,7 +16,9 @@ import pytest
 from ddpcheck.traces.analyse import analyse
 from ddpcheck.traces.model import TraceResult
 from ddpcheck.traces.reader import load
+from tests.helpers.fork_server import prepared
 from tests.helpers.paths import ROOT
+from tests.helpers.watched_run import run_to_end
 
 TRACES = Path(os.environ.get("DDPCHECK_TRACES", ROOT.parent / "shared" / "traces"))
 A100 = "resnet50_ddp_a100_rank0of2.json.gz"
@@ -134,10 +136,8 @@ def test_the_command(tmp_path: Path) -> None:
 def gloo_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
     job = ROOT / "tests" / "jobs" / "profiled.py"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("DDPCHECK_")}
-    subprocess.run(
-        [sys.executable, str(job), str(folder)], check=True, timeout=200, env=environment, capture_output=True
-    )
+    done = run_to_end(prepared(job, folder), folder, {})
+    assert done.status == 0, str(done)
     return folder
 
 

@@ -8,6 +8,7 @@ Without ddpcheck in the process there are no entry points, and the job runs once
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -35,6 +36,10 @@ def everything(rank: int, world_size: int) -> list[Any]:
     with tempfile.NamedTemporaryFile() as file:
         torch.save({"weight": torch.ones(3)}, file.name)
         torch.load(file.name, mmap=True)
+    # Before the first module is wrapped, by a call that raises.
+    torch.ones(1, requires_grad=True).sum().backward()
+    with contextlib.suppress(ValueError):
+        DDP(variants.normed(), device_ids=[0])
     # Its gradients are read by their hooks.
     short_lived = DDP(variants.normed(), gradient_as_bucket_view=True)
     short_lived(
@@ -45,6 +50,17 @@ def everything(rank: int, world_size: int) -> list[Any]:
     ddp = DDP(variants.normed())
     optimizer = variants.sgd(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    # Beside DDP: a frozen module that training uses, and one with an optimizer of its own. Both are equal on all ranks.
+    teacher, beside = nn.Linear(variants.WIDTH, 1).requires_grad_(False), nn.Linear(3, 1)
+    for parameter in (*teacher.parameters(), *beside.parameters()):
+        nn.init.constant_(parameter, 0.5)
+    beside.load_state_dict(beside.state_dict())
+    scaler.load_state_dict(scaler.state_dict())
+    spare = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    spare.load_state_dict(spare.state_dict())
+    schedule = torch.optim.lr_scheduler.StepLR(spare, 10)
+    schedule.load_state_dict(schedule.state_dict())
+    own_optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(60, variants.WIDTH, generator=torch.Generator().manual_seed(1)))
     sampler: Any = DistributedSampler(data, world_size, rank)
     for number, (batch,) in enumerate(DataLoader(data, batch_size=6, sampler=sampler)):
@@ -52,12 +68,19 @@ def everything(rank: int, world_size: int) -> list[Any]:
         if number == 3:
             with ddp.no_sync():
                 ddp(batch).square().mean().backward()
-        loss = ddp(batch).square().mean() * (float("inf") if number == 2 else 1.0)
+        loss = (ddp(batch) - teacher(batch)).square().mean() * (float("inf") if number == 2 else 1.0)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
+        beside(torch.ones(2, 3)).sum().backward()
+        own_optimizer.step()
+    torch.distributed.all_to_all_single(torch.empty(world_size), torch.ones(world_size))
+    torch.distributed.reduce(torch.ones(1), 0)
+    if os.environ["BREAK"] in ("", "agent.compile"):
+        # It imports the compiler, which takes seconds.
+        torch.compile(nn.Identity(), backend="eager")
     # The same values in a parameter that DDP does not know: the set of parameters changed since wrapping.
     ddp.module[0].weight = nn.Parameter(ddp.module[0].weight.detach().clone())
     ddp(batch)
@@ -67,7 +90,7 @@ def everything(rank: int, world_size: int) -> list[Any]:
             raise ValueError("not meant")
         except ValueError:
             sys.excepthook(*sys.exc_info())
-    return [ddp, optimizer, scaler.state_dict()]
+    return [ddp, optimizer, scaler.state_dict(), beside]
 
 
 def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch._dynamo  # imported by DDP's constructor: once here instead of once in each rank
 
-RANK_SECONDS = 60.0
+RANK_SECONDS = 300.0
 # Imported by ddpcheck inside a rank.
 _AGENT_MODULES = ("ddpcheck.agent.rank_context", "ddpcheck.agent.dispatcher")
 _KEPT: list[Any] = []

@@ -67,13 +67,17 @@ class Wide(nn.Module):
         return batch * self.weight[: batch.shape[1]]
 
 
-def train(ddp: nn.Module, width: int, rank: int, steps: int = STEPS, profiler: Any = None) -> None:
+def train(
+    ddp: nn.Module, width: int, rank: int, steps: int = STEPS, profiler: Any = None, pause: float = 0.0
+) -> None:
     generator = torch.Generator().manual_seed(rank)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         ddp(torch.randn(2, width, generator=generator)).square().mean().backward()
         optimizer.step()
+        # Without load on the CPU: also on a busy machine, most of the step is not communication.
+        time.sleep(pause)
         if profiler is not None:
             profiler.step()
 
@@ -98,14 +102,14 @@ def own_profiler(rank: int, folder: Path) -> nn.Module:
     window = schedule(wait=5, warmup=1, active=3, repeat=1)
     handler = tensorboard_trace_handler(str(folder / "mine"), f"rank{rank}")
     with profile(schedule=window, on_trace_ready=handler, record_shapes=True) as profiler:
-        train(ddp, 64, rank, profiler=profiler)
+        train(ddp, 64, rank, profiler=profiler, pause=SLEEP)
     return ddp
 
 
 def short(rank: int, folder: Path) -> nn.Module:
     """Ends in the middle of the profiled window."""
     ddp = DDP(nn.Linear(64, 64))
-    train(ddp, 64, rank, steps=7)
+    train(ddp, 64, rank, steps=7, pause=SLEEP)
     return ddp
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.helpers.fork_server import prefix
 from tests.lab.network import limit
 
 # Sets the host name, then runs the command.
@@ -31,7 +32,7 @@ class Host:
         environ = dict(os.environ if env is None else env)
         environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
         process = subprocess.Popen(
-            [*self._prefix(), *map(str, command)],
+            [*self._prefix(), *map(str, (*prefix(command), *command))],
             cwd=self.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -43,7 +44,7 @@ class Host:
         self._started.append(process)
         return process
 
-    def run(self, command: Sequence[object], seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[object], seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run a command on this host to its end."""
         process = self.start(command)
         try:

@@ -52,7 +52,7 @@ class Lab:
         command: Callable[[int, Host], Sequence[object]],
         *,
         env: Callable[[int, Host], Mapping[str, str]] | None = None,
-        seconds: float = 180.0,
+        seconds: float = 400.0,
     ) -> list[Ended]:
         """Run one command on every host at the same time, as a scheduler would."""
         started = [

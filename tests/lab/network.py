@@ -71,11 +71,11 @@ def namespaces() -> list[str]:
 
 
 def _must(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise LabError(f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}")
     return done.stdout
 
 
 def _quietly(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout

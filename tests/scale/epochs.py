@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from ddpcheck.probes.sample_draws import stride_for
+from ddpcheck.probes.samples.draws import stride_for
 from tests.scale.lines import Raw, digits, line_of
 from tests.scale.plan import Plan
 from tests.scale.seed import Seed

@@ -1,8 +1,7 @@
-"""The one module that knows the API of a device."""
+"""The one module that knows the API of a device; test_device_boundary.py enforces that it is the only one."""
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,28 +10,6 @@ import torch
 from ddpcheck import device_api
 from ddpcheck.device_api import DeviceApi, DeviceMemory, api_of, capturing, devices_of, memory_on
 from tests.helpers.fake_device import FakeDevice
-from tests.helpers.paths import ROOT
-
-MENTION = re.compile(r"torch\.cuda|is_cuda|torch\.accelerator|(type|backend) (==|!=|in) .*[\"']cuda[\"']")
-# Runs in the job's Python, which may not have ddpcheck.
-ALONE = {"ddpcheck/device_api.py", "ddpcheck/doctor/facts/torch_build.py"}
-# Advice to the user; and kernels, whose launch depends on the device type.
-EXEMPT = ("ddpcheck/doctor/checks", "ddpcheck/rules", "probes/digest", "probes/sketches", "probes/scan")
-# The same files by another path.
-LINKS = ("ddpcheck/probes", "ddpcheck/reports")
-
-
-def test_no_other_module_mentions_a_device_api() -> None:
-    mentions = []
-    for room in ("ddpcheck", "probes", "reports"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = str(path.relative_to(ROOT))
-            if name in ALONE or name.startswith((*EXEMPT, *LINKS)):
-                continue
-            for number, line in enumerate(path.read_text().splitlines(), 1):
-                if MENTION.search(line):
-                    mentions.append(f"{name}:{number}: {line.strip()}")
-    assert mentions == []
 
 
 def test_host_memory_has_no_api() -> None:

@@ -38,7 +38,7 @@ IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 ALSO_BY = {"doctor": {"sampling", "analysis", "formatting", "reports"}}
 # Optional packages: imported inside a function, or at the top of a file that only a function imports
 # (`triton_kernel.py`). `node_kinds.py` decodes node logs, which only the analysis reads.
-ACCELERATORS = {"xxhash", "triton", "pynvml", "msgspec"}
+ACCELERATORS = {"xxhash", "triton", "pynvml", "amdsmi", "msgspec"}
 
 FORBIDDEN = {
     "analysis": {"torch", "rich", "typer", "reports", "cli", "launcher", "agent", "bootstrap"},
@@ -61,6 +61,7 @@ FORBIDDEN = {
     "sampling": {"torch", "rich", "typer", "analysis", "reports", "cli", "agent", "bootstrap", "probes"},
     "reports": {"torch", "typer", "probes", "agent", "launcher", "bootstrap", "cli", "records"},
     "probes": {"rich", "typer", "analysis", "reports", "cli", "launcher", "agent", "bootstrap"},
+    "selftest": {"rich", "typer", "reports", "cli", "agent", "bootstrap"},
     "explanations": {"torch", "rich", "typer"},
 }
 

@@ -45,7 +45,7 @@ def run(fake: Path, code: str, body: str = "pass", **environ: str) -> subprocess
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, **environ},
     )
 
@@ -137,7 +137,7 @@ def run_job(cwd: Path, size: int, **environ: str) -> tuple[set[str], str]:
         auto(cwd, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT="29500", **environ)
         for rank in range(size)
     ]
-    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), outputs
     configs: list[dict[str, Any]] = [json.loads(stdout) for stdout, _ in outputs]
     return {config["run_dir"] for config in configs}, "".join(stderr for _, stderr in outputs)
@@ -168,7 +168,7 @@ def test_auto_second_run_on_several_nodes_gets_a_new_folder(tmp_path: Path) -> N
 def test_auto_joins_the_current_run(tmp_path: Path) -> None:
     config = json.dumps({"run_dir": str(tmp_path / "given"), "run_id": "x"})
     process = auto(tmp_path, DDPCHECK_CONFIG=config)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert (stdout.strip(), stderr) == (config, "")
     assert not (tmp_path / "ddpcheck-runs").exists()
 
@@ -182,7 +182,7 @@ def test_auto_never_stops_the_script(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "continued\n"
     assert done.stderr.startswith("ddpcheck: this job is not checked")

@@ -20,7 +20,7 @@ from tests.scale.plan import Plan
 BROKEN = Plan(ranks=64, steps=50, epoch=20, outlier_rank=49, outlier_step=30, slow_node=2)
 # What a rank may take, and a rank's step: its clocks and what its memory held, where its records take ten times that.
 MOST_A_RANK = 400_000
-MOST_A_STEP = 500
+MOST_A_STEP = 600
 
 MEASURE = """
 import sys

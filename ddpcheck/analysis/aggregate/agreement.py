@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
-from ddpcheck.analysis.aggregate.step_evidence import SYNCED, AppliedWindows, ComparedSteps
+from ddpcheck.analysis.aggregate.step_evidence import SYNCED, AppliedWindows
+from ddpcheck.analysis.aggregate.use import ParameterUse, Reunions
 from ddpcheck.analysis.timeseries.collector import AgreementSeries
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
@@ -30,6 +32,9 @@ class PendingValues(Generic[Key, Value]):
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
 
     def add(self, key: Key, group: Collection[int], rank: int, value: Value) -> bool:
         """Add the value of a rank. True if all ranks of the group have reported now, except those that ended."""
@@ -69,9 +74,12 @@ class PendingValues(Generic[Key, Value]):
 MOST_PENDING = 4096
 # Kept comparisons of optimizer state that only some ranks have: with a sharded optimizer every step has one.
 MOST_PARTIAL = 256
+# Averagings after which replicas that differ in between count as trained by local SGD.
+FEWEST_AVERAGINGS = 2
 # Reading an enum's value is slow, and these are needed for every record.
 _STATE, _REWRITTEN = TensorKind.STATE.value, Stage.REWRITTEN.value
-_PARAMS, _APPLIED = Stage.PARAMS.value, Stage.APPLIED.value
+_PARAMS, _APPLIED, _USED = Stage.PARAMS.value, Stage.APPLIED.value, Stage.USED.value
+_GRADIENTS, _PARAMETERS = TensorKind.GRADIENTS.value, TensorKind.PARAMETERS.value
 _IN_SERIES = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
 # A record that is compared across ranks.
@@ -193,11 +201,27 @@ class Agreement:
     _agreed: dict[ModuleKey, DigestRecord] = field(default_factory=dict)
     # By rank, the last step with a digest of parameters.
     _latest: dict[int, int] = field(default_factory=dict)
+    # Modules whose replicas differed after a step: how often they were equal again when they were used.
+    reunions: dict[ModuleKey, Reunions] = field(default_factory=dict)
+    # Steps of modules that some ranks step with an optimizer and others receive: how many were compared, and differed.
+    received: dict[ModuleKey, list[int]] = field(default_factory=dict)
+    _partial_steps: dict[tuple[ModuleKey, int], dict[int, DigestRecord]] = field(default_factory=dict)
+    _use: ParameterUse[ComparisonKey] = field(default_factory=ParameterUse)
+    # Differences after a step that count only if they are still there when the parameters are used.
+    _unconfirmed: dict[ComparisonKey, Disagreement] = field(default_factory=dict)
+    # Different gradients of steps after which it is not known yet whether the parameters differ where they are used.
+    _held: dict[tuple[ModuleKey, int], list[Disagreement]] = field(default_factory=dict)
+    _reunited: dict[tuple[ModuleKey, int], ComparedSteps] = field(default_factory=dict)
 
     def add(self, rank: int, module: ModuleKey, record: RankDigest) -> None:
         part = record.hyper if isinstance(record, DigestRecord) and record.of == _STATE else ""
         optimizer = -1 if record.optimizer is None else record.optimizer
         key = ComparisonKey(module, record.stage, record.of, record.step, optimizer, part)
+        if isinstance(record, DigestRecord) and record.of == _PARAMETERS:
+            for settled in self._use.add(rank, module, key, record):
+                self._settle(settled)
+            if record.stage == _USED:
+                return
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
             self._rewrites.setdefault(key, {})[rank] = record
             return
@@ -215,13 +239,33 @@ class Agreement:
     def end_rank(self, rank: int) -> None:
         """The rank reports nothing more: comparisons that waited only for it are complete."""
         self.ended.add(rank)
+        settled = self._use.end_rank(rank)
         for key in sorted(self._pending.end_rank(rank)):
             self._finish(key)
+        for key in settled:
+            self._settle(key)
 
     def end_all(self) -> None:
         """No rank reports anything more."""
+        for rank in self.hashes:
+            self._use.end_rank(rank)
         for key in sorted(self._pending):
             self._finish(key)
+        for key in sorted(self._unconfirmed):
+            self._settle(key, complete=True)
+        for held in self._held.values():
+            for disagreement in held:
+                self._count(disagreement)
+        self._held.clear()
+
+    def averaged(self, module: ModuleKey) -> bool:
+        """Whether replicas train apart and are averaged from time to time: local SGD, written by hand."""
+        reunions = self.reunions.get(module)
+        return (
+            reunions is not None
+            and len(reunions.averaged) >= FEWEST_AVERAGINGS
+            and self._has_diverged(module)
+        )
 
     def stats_of(self, module: ModuleKey, stage: Stage, of: TensorKind) -> ComparisonStats:
         return self.stats.get((module, stage.value, of.value), ComparisonStats())
@@ -233,25 +277,29 @@ class Agreement:
             self._compare_rewrites(key, digests)
         if key.of == TensorKind.STATE.value and len(reported) < len(key.module[0]):
             self._keep_partial(Disagreement(key, digests))
+        if key.stage == _PARAMS and key.of == _PARAMETERS and len(reported) < len(key.module[0]):
+            self._compare_received(key, digests)
         if len(digests) < 2:
             return
         stats = self.stats.setdefault((key.module, key.stage, key.of), ComparisonStats())
         stats.compared += 1
         missing = self._missing(key, reported)
-        # The ranks of other nodes may leave out steps that those of this node compare.
-        left_out = bool(missing) and all(self._latest.get(rank, -1) > key.step for rank in missing)
-        if key.of == TensorKind.PARAMETERS.value and key.stage in _IN_SERIES and not left_out:
-            series = self.series.setdefault(key.module, AgreementSeries())
-            series.note(key.step, key.module[0], {rank: record.root for rank, record in digests.items()})
-            series.differing.note(key.step, list(_digest_records(digests)))
         disagreement = Disagreement(key, digests)
-        if len({record.root for record in digests.values()}) > 1:
-            stats.differing += 1
-            if stats.first is None or key.step < stats.first.key.step:
-                stats.first = disagreement
+        differ = len({record.root for record in digests.values()}) > 1
+        if differ and key.stage == _PARAMS and key.of == _PARAMETERS and key.optimizer >= 0:
+            self._unconfirmed[key] = disagreement
+            self._settle(key)
+        elif differ and key.stage == _APPLIED and key.of == _GRADIENTS:
+            self._hold(disagreement)
+        elif differ:
+            self._count(disagreement)
         elif not missing:
             stats.agreed.setdefault(key.optimizer, ComparedSteps()).add(key.step)
             self._note_agreement(key, digests)
+        if not differ or key.optimizer < 0:
+            self._note_series(key, digests, missing)
+            self._use.forget(key)
+            self._release(key)
         if key.stage == Stage.PARAMS.value:
             valid = list(
                 _digest_records({r: record for r, record in digests.items() if r not in self.impaired})
@@ -260,6 +308,96 @@ class Agreement:
                 self.hyper.setdefault(key.module, disagreement)
             if len({record.forward for record in valid}) > 1:
                 self.forwards.setdefault(key.module, disagreement)
+
+    def _compare_received(self, key: ComparisonKey, digests: Mapping[int, RankDigest]) -> None:
+        """Compare ranks that step with an optimizer and ranks without one, which receive the result of each step."""
+        step = self._partial_steps.setdefault((key.module, key.step), {})
+        step.update({rank: record for rank, record in digests.items() if isinstance(record, DigestRecord)})
+        if len(step) < len(key.module[0]) or len({record.optimizer is None for record in step.values()}) < 2:
+            if len(self._partial_steps) > MOST_PENDING:
+                del self._partial_steps[next(iter(self._partial_steps))]
+            return
+        del self._partial_steps[key.module, key.step]
+        result = self.received.setdefault(key.module, [0, 0])
+        result[0] += 1
+        if len({record.root for record in step.values()}) > 1:
+            result[1] += 1
+            return
+        stats = self.stats.setdefault((key.module, key.stage, key.of), ComparisonStats())
+        stats.compared += 1
+        self._note_series(key, step, ())
+
+    def _settle(self, key: ComparisonKey, complete: bool = False) -> None:
+        """Decide whether ranks that differed after a step still differ where their parameters are used.
+
+        `complete`: nothing more is known of ranks that have not reported it.
+        """
+        disagreement = self._unconfirmed.get(key)
+        if disagreement is None:
+            if key not in self._pending:
+                self._use.forget(key)
+            return
+        after_step = {rank: record.root for rank, record in disagreement.digests.items()}
+        used = self._use.of(key, after_step)
+        if used is None:
+            if not complete:
+                return
+            used = {**after_step, **{r: root for r, root in self._use.known(key).items() if r in after_step}}
+        del self._unconfirmed[key]
+        self._use.forget(key)
+        digests: Mapping[int, RankDigest] = disagreement.digests
+        if len(set(used.values())) == 1:
+            self.reunions.setdefault(key.module, Reunions()).add(key.step, after_step, used)
+            self._reunited.setdefault((key.module, key.optimizer), ComparedSteps()).add(key.step)
+            digests = {rank: replace(record, root=used[rank]) for rank, record in digests.items()}
+            stats = self.stats[key.module, key.stage, key.of]
+            stats.agreed.setdefault(key.optimizer, ComparedSteps()).add(key.step)
+            self._note_agreement(key, digests)
+        else:
+            self.reunions.setdefault(key.module, Reunions()).add_difference()
+            self._count(disagreement)
+        self._note_series(key, digests, self._missing(key, digests))
+        self._release(key)
+
+    def _count(self, disagreement: Disagreement) -> None:
+        key = disagreement.key
+        stats = self.stats[key.module, key.stage, key.of]
+        stats.differing += 1
+        if stats.first is None or key.step < stats.first.key.step:
+            stats.first = disagreement
+
+    def _note_series(
+        self, key: ComparisonKey, digests: Mapping[int, RankDigest], missing: Collection[int]
+    ) -> None:
+        # The ranks of other nodes may leave out steps that those of this node compare.
+        left_out = bool(missing) and all(self._latest.get(rank, -1) > key.step for rank in missing)
+        if key.of == _PARAMETERS and key.stage in _IN_SERIES and not left_out:
+            series = self.series.setdefault(key.module, AgreementSeries())
+            roots = {rank: record.root for rank, record in digests.items()}
+            series.note(key.step, key.module[0], roots)
+            series.differing.note(key.step, list(_digest_records(digests)))
+
+    def _hold(self, disagreement: Disagreement) -> None:
+        """Different gradients matter if the parameters differ afterwards. Those of devices may be recorded late."""
+        key = disagreement.key
+        if key.step in self._reunited.get((key.module, key.optimizer), ()):
+            return
+        params = self.stats_of(key.module, Stage.PARAMS, TensorKind.PARAMETERS)
+        if params.first is not None or key.step in params.agreed.get(key.optimizer, ()):
+            self._count(disagreement)
+        else:
+            self._held.setdefault((key.module, key.optimizer), []).append(disagreement)
+
+    def _release(self, key: ComparisonKey) -> None:
+        """The parameters after a step are known to agree or to differ: so do the gradients up to this step."""
+        held = self._held.get((key.module, key.optimizer))
+        if not held or key.stage != _PARAMS or key.of != _PARAMETERS:
+            return
+        reunited = key.step in self._reunited.get((key.module, key.optimizer), ())
+        for disagreement in held:
+            if disagreement.key.step <= key.step and not reunited:
+                self._count(disagreement)
+        held[:] = [each for each in held if each.key.step > key.step]
 
     def _missing(self, key: ComparisonKey, reported: Mapping[int, RankDigest]) -> set[int]:
         """Ranks of the module that have records here, but no digest of this comparison."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
-from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, module_key
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
+from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, is_unwrapped, module_key
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage
+from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
     LOCAL_SGD_HOOK,
@@ -25,11 +26,16 @@ if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
 
 # Reading an enum's value is slow, and these are needed for every record.
-_PARAMS, _REWRITTEN = Stage.PARAMS.value, Stage.REWRITTEN.value
+# Descriptions that are kept of each module: records of a backward may follow a few changes later.
+_MOST_REVISIONS = 8
+_PARAMETERS = TensorKind.PARAMETERS.value
+# How the backward before a step ended: DDP did not reduce it.
+_UNSYNCED = "unsynced"
+_PARAMS, _REWRITTEN, _USED = Stage.PARAMS.value, Stage.REWRITTEN.value, Stage.USED.value
 
 
 class AgreementCollector(Collector):
-    """Compares digests of all ranks."""
+    """Compares digests of all ranks. What a job with DDP modules trains outside of them has its own collector."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.agreement = Agreement()
@@ -39,11 +45,13 @@ class AgreementCollector(Collector):
 
     @collects_per_module(DigestRecord)
     def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:
-        self.agreement.add(rank.number, module, record)
+        if not (is_unwrapped(module) and rank.wraps):
+            self.agreement.add(rank.number, module, record)
 
     @collects_per_module(AppliedRecord)
     def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
-        self.agreement.add(rank.number, module, record)
+        if not (is_unwrapped(module) and rank.wraps):
+            self.agreement.add(rank.number, module, record)
 
     @collects(FaultRecord)
     def add_fault(self, rank: RankData, record: FaultRecord) -> None:
@@ -67,15 +75,29 @@ class RankCollector(Collector):
 
     @collects_per_module(DigestRecord)
     def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:
+        if record.of == _PARAMETERS:
+            rank.final[module] = record.root
+        if record.stage == _USED:
+            if record.how:
+                rank.rewritten.setdefault(module, ComparedSteps()).add(record.step + 1)
+            return
+        if is_unwrapped(module) and rank.wraps:
+            return
         rank.last = record
         if record.stage == _PARAMS:
             key = (module, -1 if record.optimizer is None else record.optimizer)
             rank.steps[key] = max(rank.steps.get(key, 0), record.step + 1)
-        elif record.how and record.stage == _REWRITTEN:
-            rank.writes.setdefault(module, record.how)
+            if key not in rank.first_steps:
+                rank.first_steps[key] = record.forward or 0
+        elif record.stage == _REWRITTEN:
+            rank.rewritten.setdefault(module, ComparedSteps()).add(record.step)
+            if record.how:
+                rank.writes.setdefault(module, record.how)
 
     @collects_per_module(AppliedRecord)
     def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
+        if record.last == _UNSYNCED and module not in rank.first_unreduced:
+            rank.first_unreduced[module] = record
         if record.nonfinite:
             rank.nonfinite.setdefault(module, record)
 
@@ -85,9 +107,18 @@ class RankCollector(Collector):
         # One object for all ranks with equal descriptions: it contains all parameter names, and ranks may be thousands.
         known = self._descriptions.setdefault(key, record)
         shared = known if known == record else record
+        # Another index: the first call of DDP raised, and the second has its number in the group.
+        wrapped_again = record.module not in rank.modules and key in rank.latest
         rank.modules[record.module] = key
         rank.latest[key] = shared
-        rank.as_wrapped.setdefault(key, shared)
+        if wrapped_again or key not in rank.as_wrapped:
+            rank.as_wrapped[key] = shared
+        elif key not in rank.first_revision:
+            rank.first_revision[key] = rank.last.step + 1 if rank.last is not None else 0
+        revisions = rank.revisions.setdefault(key, {})
+        revisions[record.revision] = shared
+        if len(revisions) > _MOST_REVISIONS:
+            del revisions[min(revisions)]
 
     @collects_per_module(OptimizerRecord)
     def add_optimizer(self, rank: RankData, module: ModuleKey, record: OptimizerRecord) -> None:

@@ -7,13 +7,14 @@ from typing import TypeVar, cast
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.collector import AgreementCollector, NodesCollector
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, has_no_replica, is_unwrapped
 from ddpcheck.analysis.aggregate.registry import Collector, subscriptions
 from ddpcheck.analysis.allreduce.collector import AllReduceVerifier, GradientCollector
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.data.collector import DataCollector
 from ddpcheck.analysis.hardware.collector import StepTimelineCollector, StepTimes
 from ddpcheck.analysis.memory.collector import MemoryCollector
+from ddpcheck.analysis.step_coverage.collector import StepCoverageCollector
 from ddpcheck.analysis.timeseries.collector import LossCollector, LossSeries
 from ddpcheck.analysis.timing.collector import (
     ClockOffsetCollector,
@@ -151,15 +152,27 @@ class Attempt:
         counts = self.ranks[rank].steps
         # Which optimizer took further steps is known only if there is one.
         further = self.collector(CostCollector).steps_beyond_digests(rank) if len(counts) == 1 else 0
-        return max(*counts.values(), further) if counts else 0
+        if counts:
+            return max(*counts.values(), further)
+        # Optimizers of parameters that are not compared.
+        return self.collector(StepCoverageCollector).steps(rank)
 
     def modules(self) -> list[ModuleKey]:
-        """All modules in the order of wrapping; their index in this list identifies them in reports."""
+        """All modules in the order of wrapping; their index in this list identifies them in reports.
+
+        In a job without DDP, the parameters of each optimizer that several ranks have.
+        """
         order: dict[ModuleKey, tuple[int, ModuleKey]] = {}
         for rank in self.ranks.values():
             for index, key in rank.modules.items():
                 order[key] = min(order.get(key, (index, key)), (index, key))
-        return sorted(order, key=lambda key: order[key])
+        wrapped = [key for key in order if not is_unwrapped(key) and not has_no_replica(key)]
+        listed = wrapped or [key for key in order if is_unwrapped(key) and len(self.of_module(key)) > 1]
+        return sorted(listed, key=lambda key: order[key])
+
+    def is_replica(self, module: ModuleKey) -> bool:
+        """Whether the module has to be equal on all ranks: DDP holds it, or the job reduces its gradients itself."""
+        return not is_unwrapped(module) or module in self.agreement.reduced_by_job
 
     def number(self, module: ModuleKey) -> str:
         return str(self.modules().index(module))
@@ -172,8 +185,10 @@ class Attempt:
         return any(module in rank.joined for rank in self.ranks.values())
 
     def uses_local_sgd(self, module: ModuleKey) -> bool:
-        """Whether replicas of the module differ between averagings on purpose."""
-        return any(module in rank.local_sgd for rank in self.ranks.values())
+        """Whether replicas of the module differ between averagings on purpose: by torch's hook, or averaged by hand."""
+        return any(module in rank.local_sgd for rank in self.ranks.values()) or self.agreement.averaged(
+            module
+        )
 
     def diverged(self) -> bool:
         """Whether ranks differ where they must be equal: the condition of --fail-fast."""
@@ -182,7 +197,10 @@ class Attempt:
         return any(
             stats.first is not None
             for (module, stage, of), stats in self.agreement.stats.items()
-            if stage not in _MAY_DIFFER and of != TensorKind.IGNORED.value and not self.uses_local_sgd(module)
+            if stage not in _MAY_DIFFER
+            and of != TensorKind.IGNORED.value
+            and not self.uses_local_sgd(module)
+            and self.is_replica(module)
         )
 
 
@@ -194,9 +212,27 @@ def first_node_mismatch(attempt: Attempt, module: ModuleKey) -> tuple[int, NodeM
         (record.step, _MUST_AGREE.index(record.stage), number, record)
         for number, rank in attempt.ranks.items()
         for key, record in rank.node_mismatches
-        if key == module and record.stage in _MUST_AGREE
+        if key == module and record.stage in _MUST_AGREE and _counts(attempt, rank, key, record)
     ]
     if not mismatches:
         return None
     _, _, number, record = min(mismatches, key=lambda mismatch: mismatch[:3])
     return number, record
+
+
+def _counts(attempt: Attempt, rank: RankData, module: ModuleKey, record: NodeMismatchRecord) -> bool:
+    """Whether parameters that differed between nodes after a step still differed where they were used.
+
+    If they were written before the next step, the written values were compared too.
+    """
+    if record.stage != Stage.PARAMS.value or record.optimizer is None:
+        return True
+    if record.step + 1 in rank.rewritten.get(module, ()):
+        return any(
+            (other.stage == Stage.REWRITTEN.value and other.step > record.step)
+            or (other.stage == Stage.USED.value and other.step >= record.step)
+            for each in attempt.ranks.values()
+            for key, other in each.node_mismatches
+            if key == module
+        )
+    return rank.end is not None or rank.steps.get((module, record.optimizer), 0) > record.step + 1

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
+    FIRST_SHARDED,
+    FIRST_UNWRAPPED,
+    FIRST_WITHOUT_REPLICA,
     HyperRecord,
     ModuleRecord,
     OptimizerRecord,
@@ -47,6 +51,21 @@ def module_key(group: Iterable[int], ordinal: int) -> ModuleKey:
     return _key(tuple(group), ordinal)
 
 
+def is_unwrapped(module: ModuleKey) -> bool:
+    """Whether these are parameters outside of DDP, which ranks compare like a module."""
+    return module[1] >= FIRST_UNWRAPPED
+
+
+def is_sharded(module: ModuleKey) -> bool:
+    """Whether these are shards of parameters."""
+    return FIRST_SHARDED <= module[1] < FIRST_UNWRAPPED
+
+
+def has_no_replica(module: ModuleKey) -> bool:
+    """Whether these are parameters of which each rank holds another part: they are described, not compared."""
+    return FIRST_WITHOUT_REPLICA <= module[1] < FIRST_UNWRAPPED
+
+
 @lru_cache(maxsize=1024)
 def members(module: ModuleKey) -> frozenset[int]:
     return frozenset(module[0])
@@ -67,6 +86,8 @@ class RankData:
     modules: dict[int, ModuleKey] = field(default_factory=dict)
     latest: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
     as_wrapped: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    # The latest descriptions of each module, by revision.
+    revisions: dict[ModuleKey, dict[int, ModuleRecord]] = field(default_factory=dict)
     optimizers: dict[tuple[int, ModuleKey], OptimizerRecord] = field(default_factory=dict)
     hyper: deque[HyperRecord] = field(default_factory=deque)
     # Hyperparameters by optimizer after the changes that were dropped from `hyper`.
@@ -76,6 +97,10 @@ class RankData:
     structure: list[tuple[ModuleKey, StructureRecord]] = field(default_factory=list)
     # The part of a step in which parameters were written outside the optimizer, where known.
     writes: dict[ModuleKey, str] = field(default_factory=dict)
+    # The latest digest of the parameters.
+    final: dict[ModuleKey, str] = field(default_factory=dict)
+    # Steps before which parameters were written outside the optimizer.
+    rewritten: dict[ModuleKey, ComparedSteps] = field(default_factory=dict)
     joined: set[ModuleKey] = field(default_factory=set)
     # Modules whose replicas differ between averagings on purpose.
     local_sgd: set[ModuleKey] = field(default_factory=set)
@@ -90,6 +115,12 @@ class RankData:
     end: EndRecord | None = None
     # Number of steps by module and optimizer.
     steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
+    # By module and optimizer, how many forwards of the module had run before its first step.
+    first_steps: dict[tuple[ModuleKey, int], int] = field(default_factory=dict)
+    # By module, the step before which its list of parameters first changed.
+    first_revision: dict[ModuleKey, int] = field(default_factory=dict)
+    # By module, the first step that applied gradients which DDP had not reduced, and why.
+    first_unreduced: dict[ModuleKey, AppliedRecord] = field(default_factory=dict)
     last: DigestRecord | None = None
     # The stack that the rank wrote on the launcher's last request.
     stack: StackRecord | None = None
@@ -105,6 +136,15 @@ class RankData:
         if self.end is None or self.end.dropped:
             return False
         return not any(fault.probe in DIGEST_PROBES for fault in self.faults)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the rank has wrapped a module in DDP."""
+        return not all(map(is_unwrapped, self.latest))
+
+    def description(self, module: ModuleKey, revision: int) -> ModuleRecord:
+        """The module as it was at a revision; the latest if that is not known."""
+        return self.revisions.get(module, {}).get(revision, self.latest[module])
 
     def hooks(self, module: ModuleKey) -> list[str]:
         """The communication hooks that the user registered."""

@@ -13,57 +13,12 @@ from dataclasses import replace
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.records.kinds.gradients import AppliedRecord
 
-# Regular steps need one range for each stride. A job that is checked at irregular steps forgets the oldest.
-_MOST_RANGES = 1024
 # Steps between two comparisons of parameters whose windows are kept, for each module.
 _MOST_WINDOWS = 256
 # Records of a rank that are kept until parameters diverge. The files of ranks are read in turns.
 _MOST_RECENT = 16
 # How a rank's last backward ended, as records state it: DDP reduced it.
 SYNCED = "synced"
-
-
-class ComparedSteps:
-    """A set of steps, stored as ranges with a stride: small for steps at regular intervals."""
-
-    def __init__(self) -> None:
-        # First step, last step, stride.
-        self._ranges: list[tuple[int, int, int]] = []
-
-    def add(self, step: int) -> None:
-        if self._ranges:
-            first, last, stride = self._ranges[-1]
-            if step == last + stride:
-                self._ranges[-1] = (first, step, stride)
-                return
-            if first == last and step > last:
-                self._ranges[-1] = (first, step, step - first)
-                return
-            if step in self:
-                return
-        self._ranges.append((step, step, 1))
-        if len(self._ranges) > _MOST_RANGES:
-            del self._ranges[0]
-
-    def __contains__(self, step: int) -> bool:
-        return any(
-            first <= step <= last and (step - first) % stride == 0 for first, last, stride in self._ranges
-        )
-
-    def covers(self, first: int, last: int) -> bool:
-        """Whether every step from `first` to `last` is in the set."""
-        return last - first < _MOST_RANGES and all(step in self for step in range(first, last + 1))
-
-    def last_before(self, step: int) -> int | None:
-        """The last step of the set before `step`."""
-        return max(
-            (
-                first + (min(last, step - 1) - first) // stride * stride
-                for first, last, stride in self._ranges
-                if first < step
-            ),
-            default=None,
-        )
 
 
 class AppliedWindows:

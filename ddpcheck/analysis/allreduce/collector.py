@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, RankData, members
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.aggregate.step_evidence import ComparedSteps
 from ddpcheck.analysis.allreduce.mean_check import (
     NOTHING,
     Compared,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LIVE_RANKS = -1
 # A rank may not report for long, or never: at most this many backwards wait for it.
 MOST_PENDING = 1024
+# Groups of ranks with identical gradients whose steps are kept.
+MOST_IDENTICAL = 64
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,48 @@ class NonFinite:
 
 
 @dataclass
+class ErrorSum:
+    """Whether the errors of consecutive backwards cancel, as far as sketches show it.
+
+    A hook with error feedback adds what it left out to the next gradient, so the sum of its results follows the sum of
+    the means: single errors are large, and the error of the sum stays bounded. A wrong factor has the same relative
+    error in both.
+    """
+
+    backwards: int = 0
+    _number: int = -1
+    # By parameter, the sum of the errors and of the means.
+    _sums: dict[int, tuple[float, float]] = field(default_factory=dict)
+    # Squares of errors and means: of single backwards, and of the sums after each backward.
+    _single: tuple[float, float] = (0.0, 0.0)
+    _summed: tuple[float, float] = (0.0, 0.0)
+
+    def add(self, number: int, errors: Mapping[int, tuple[float, float]]) -> None:
+        """`errors`: by parameter, the error of this backward and the mean that it should have been."""
+        if number != self._number + 1:
+            self.backwards, self._sums, self._single, self._summed = 0, {}, (0.0, 0.0), (0.0, 0.0)
+        self._number = number
+        self.backwards += 1
+        for index, (error, mean) in errors.items():
+            if not (math.isfinite(error) and math.isfinite(mean)):
+                continue
+            before = self._sums.get(index, (0.0, 0.0))
+            after = self._sums[index] = (before[0] + error, before[1] + mean)
+            self._single = (self._single[0] + error * error, self._single[1] + mean * mean)
+            self._summed = (self._summed[0] + after[0] * after[0], self._summed[1] + after[1] * after[1])
+
+    @property
+    def single(self) -> float:
+        """The error of a backward relative to the mean."""
+        return math.sqrt(self._single[0] / self._single[1]) if self._single[1] else math.inf
+
+    @property
+    def summed(self) -> float:
+        """The error of the sum of all results so far, relative to the sum of the means."""
+        return math.sqrt(self._summed[0] / self._summed[1]) if self._summed[1] else math.inf
+
+
+@dataclass
 class MeanCheckStats:
     """The results of all reduced backwards of one module."""
 
@@ -75,8 +119,13 @@ class MeanCheckStats:
     actual: str = ""
     # Largest error over the gradient's norm: hooks may lose precision on purpose.
     worst_relative: float = 0.0
+    # Errors of the latest consecutive backwards, from the first wrong one on.
+    errors: ErrorSum = field(default_factory=ErrorSum)
     # Ranks with bit-identical local gradients, and in how many backwards.
     identical: dict[tuple[int, ...], int] = field(default_factory=dict)
+    # Steps whose local gradients are known, and those at which the ranks above had identical ones.
+    sketched_steps: ComparedSteps = field(default_factory=ComparedSteps)
+    identical_steps: dict[tuple[int, ...], ComparedSteps] = field(default_factory=dict)
     nonfinite: NonFinite | None = None
     # Number and step of the first backward whose result differs across ranks, and the last step before it with a
     # result that agrees: not every step is sketched.
@@ -111,7 +160,8 @@ class AllReduceVerifier:
     _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
     # How many ranks had ended and were lost at the last check.
     _gone: tuple[int, int] = (0, 0)
-    _descriptions: dict[ModuleKey, ModuleRecord] = field(default_factory=dict)
+    # By module, the description of each backward that waits for ranks.
+    _descriptions: dict[ModuleKey, dict[int, ModuleRecord]] = field(default_factory=dict)
 
     def add(
         self,
@@ -124,7 +174,7 @@ class AllReduceVerifier:
         """`ended`: ranks that write no more records."""
         if rank not in members(module):
             return
-        self._descriptions[module] = description
+        self._described(module)[record.number] = description
         # Compare counts: this runs for every record.
         if self._gone != (len(ended), len(self.lost)):
             self._gone = (len(ended), len(self.lost))
@@ -134,6 +184,9 @@ class AllReduceVerifier:
         elif len(self._pending) > MOST_PENDING:
             # The missing rank may not have been read yet, so it is unknown which ranks took part.
             self._finish(*self._pending.oldest(), early=True)
+
+    def _described(self, module: ModuleKey) -> dict[int, ModuleRecord]:
+        return self._descriptions.setdefault(module, {})
 
     def _stop_waiting(self, ranks: Collection[int]) -> None:
         """Backwards that wait for these ranks only are verified at the end, like all that remain."""
@@ -146,6 +199,7 @@ class AllReduceVerifier:
 
     def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
         records = self._pending.take((module, number))
+        description = self._described(module).pop(number)
         stats = self.stats.setdefault(module, MeanCheckStats())
         try:
             local = SketchTable({rank: record.local for rank, record in records.items()})
@@ -162,7 +216,7 @@ class AllReduceVerifier:
         self._compare_results(stats, number, records)
         complete = not early and len(local) > 0 and self._all_known(module, records)
         mismatches, ratio = (
-            self._mismatches(records, local, reduced, module, stats) if complete else ([], None)
+            self._mismatches(records, local, reduced, module, description, stats) if complete else ([], None)
         )
         series = self.series.setdefault(module, GradientSeries(len(module[0])))
         # The norm needs the shares of all ranks.
@@ -202,14 +256,16 @@ class AllReduceVerifier:
         local: SketchTable,
         reduced: SketchTable,
         module: ModuleKey,
+        description: ModuleRecord,
         stats: MeanCheckStats,
     ) -> tuple[list[MeanMismatch], float | None]:
         """The parameters with a wrong result, and the largest ratio of error and rounding bound."""
-        group, rows = module[0], self._descriptions[module].parameters
-        shares_by_rank = shares(self._descriptions[module])
+        group, rows = module[0], description.parameters
+        shares_by_rank = shares(description)
         mismatches: list[MeanMismatch] = []
         unreduced: list[MeanMismatch] = []
         compared: list[Compared] = []
+        errors: dict[int, tuple[float, float]] = {}
         worst: float | None = None
         for rank, record in records.items():
             divisor = len(records) if record.divisor == LIVE_RANKS else len(group)
@@ -221,6 +277,9 @@ class AllReduceVerifier:
                 outcome = check_parts(parts, result, row[1], math.prod(row[2]), divisor)
                 worst = max(worst or 0.0, outcome.ratio)
                 compared.append(Compared(parts, result, row[1], math.prod(row[2]), index))
+                if parts.known and result.known:
+                    mean = parts.value / divisor
+                    errors[index] = (result.value - mean, mean)
                 if not outcome.ok:
                     mismatches.append(MeanMismatch(record.number, record.step, index, outcome, rank))
                     own = local.at(rank, index)
@@ -229,6 +288,8 @@ class AllReduceVerifier:
                 stats.worst_relative = max(stats.worst_relative, _relative(outcome, parts, divisor))
         if mismatches and stats.first is None:
             stats.actual = actual_result(compared, local, group)
+        if mismatches or stats.first is not None:
+            stats.errors.add(next(iter(records.values())).number, errors)
         # One rank and a few parameters are not enough: a broken reduction may leave a gradient unchanged.
         several = len(mismatches) * 2 > len(compared) or len({mismatch.rank for mismatch in unreduced}) > 1
         if mismatches and len(unreduced) == len(mismatches) and several:
@@ -258,6 +319,8 @@ class AllReduceVerifier:
     def _note_identical(
         self, stats: MeanCheckStats, records: Mapping[int, BackwardRecord], local: SketchTable
     ) -> None:
+        step = min(record.step for record in records.values())
+        stats.sketched_steps.add(step)
         by_sketch: dict[str, list[int]] = {}
         for rank, record in records.items():
             if local.any_gradient(rank) and local.all_known(rank):
@@ -266,6 +329,8 @@ class AllReduceVerifier:
             if len(ranks) > 1:
                 key = tuple(sorted(ranks))
                 stats.identical[key] = stats.identical.get(key, 0) + 1
+                if key in stats.identical_steps or len(stats.identical_steps) < MOST_IDENTICAL:
+                    stats.identical_steps.setdefault(key, ComparedSteps()).add(step)
 
 
 def _reduced_nonfinite(records: Mapping[int, BackwardRecord]) -> dict[str, int]:
@@ -292,7 +357,8 @@ class GradientCollector(Collector):
 
     @collects_per_module(BackwardRecord)
     def add_backward(self, rank: RankData, module: ModuleKey, record: BackwardRecord) -> None:
-        self.verifier.add(rank.number, module, record, rank.latest[module], self._agreement.ended)
+        description = rank.description(module, record.revision)
+        self.verifier.add(rank.number, module, record, description, self._agreement.ended)
 
     @collects_per_module(JoinRecord)
     def add_join(self, rank: RankData, module: ModuleKey, record: JoinRecord) -> None:

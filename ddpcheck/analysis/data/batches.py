@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord
 
@@ -145,9 +146,14 @@ class SameBatches:
     by_ranks: Counter[Ranks] = field(default_factory=Counter)
     first: BatchFingerprints | None = None
     variety: int = 0
+    # Steps with equal values, and in how many of these forwards ranks drew random numbers.
+    steps: ComparedSteps = field(default_factory=ComparedSteps)
+    drew: int = 0
 
-    def add(self, groups: list[Ranks], example: BatchFingerprints) -> None:
+    def add(self, groups: list[Ranks], example: BatchFingerprints, drew: bool = False) -> None:
         self.same += 1
+        self.steps.add(example.step)
+        self.drew += drew
         self.variety = max(self.variety, example.variety)
         if self.first is None:
             self.first = example
@@ -238,7 +244,8 @@ class ModuleBatches:
         groups = _equal_groups(fresh)
         if groups:
             variety = min(records[rank].variety for rank in groups[0])
-            self.batches.add(groups, BatchFingerprints(step, forward, fresh, variety))
+            drew = any(records[rank].drew for rank in groups[0])
+            self.batches.add(groups, BatchFingerprints(step, forward, fresh, variety), drew)
 
     def _compare_draws(self, step: int, forward: int, records: Mapping[int, BatchRecord]) -> None:
         drew = {rank: record.drew for rank, record in records.items() if record.drew}
@@ -333,6 +340,8 @@ class Sameness(str, Enum):
     NONE = "none"
     CONSTANT = "constant"
     NOW_AND_THEN = "now and then"
+    # Equal inputs, but different gradients: reported by DDP301 only.
+    SHARED_INPUT = "shared input"
     DUPLICATED = "duplicated"
 
 

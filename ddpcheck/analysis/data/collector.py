@@ -209,12 +209,24 @@ class DataCollector(Collector):
         self.repeats: dict[tuple[ModuleKey, int], RepeatedOrder] = {}
         # Loaders by rank; and the modules that train on an IterableDataset.
         self._loaders: dict[tuple[int, int], LoaderRecord] = {}
+        # By rank: length, number of parts and own part, for loaders whose sampler draws a part of the dataset.
+        self._shares: dict[int, set[tuple[int, int, int]]] = {}
         self.iterable: set[ModuleKey] = set()
         self._pending: PendingValues[EpochKey, LoaderPass] = PendingValues()
 
     @collects(LoaderRecord)
     def add_loader(self, rank: RankData, record: LoaderRecord) -> None:
         self._loaders[rank.number, record.loader] = record
+        if record.replicas is not None and record.share is not None:
+            self._shares.setdefault(rank.number, set()).add((record.length, record.replicas, record.share))
+
+    def is_split(self, group: tuple[int, ...]) -> bool:
+        """Whether samplers divide one dataset among these ranks."""
+        splits = [
+            {(length, replicas) for length, replicas, share in self._shares.get(rank, ()) if share == number}
+            for number, rank in enumerate(group)
+        ]
+        return any(replicas == len(group) for _, replicas in set.intersection(*splits)) if splits else False
 
     @collects_per_module(BatchRecord)
     def add_batch(self, rank: RankData, module: ModuleKey, record: BatchRecord) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects
+from ddpcheck.records.backend_names import backend_on
 from ddpcheck.records.kinds.rank import DeviceRecord, GraphRecord
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ class DeviceCollector(Collector):
         devices = self.devices.setdefault(rank.header.rank, [])
         if len(devices) < _MOST_DEVICES:
             devices.append(record)
+
+    def backend(self, rank: RankData) -> str:
+        """The backend that reduces the gradients of a rank: that of its first module's device."""
+        for record in self.devices.get(rank.header.rank, ()):
+            if record.backend:
+                return record.backend
+        # A module on the CPU has no record of a device.
+        return backend_on(rank.header.backend, "cpu") or rank.header.backend
 
     def captured(self) -> GraphRecord | None:
         """Of the rank that replayed the most steps; None if no rank captured."""

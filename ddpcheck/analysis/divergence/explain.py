@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.aggregate.agreement import ComparisonKey, Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.step_evidence import SYNCED as SYNCED
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding
@@ -36,6 +36,9 @@ REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
     UnsyncedReason.BYPASS: "wrapper bypassed",
     UnsyncedReason.TWO_FORWARDS: "two forwards before two backwards",
     UnsyncedReason.SECOND_BACKWARD: "second backward on one forward",
+    UnsyncedReason.IN_BACKWARD: "step inside the backward, before DDP reduced the gradients",
+    UnsyncedReason.FLAG_OFF: "require_backward_grad_sync off",
+    UnsyncedReason.FLAG_SWITCHED: "require_backward_grad_sync off in the forward, on in the backward",
     WriteWindow.BEFORE_FORWARD: "before the forward",
     WriteWindow.IN_FORWARD: "inside the forward",
     WriteWindow.AFTER_BACKWARD: "between backward and step",
@@ -85,6 +88,18 @@ def recreated_optimizer(attempt: Attempt, module: ModuleKey) -> RecreatedOptimiz
     if len({tuple(sorted(counts)) for counts in steps.values()}) < 2:
         return None
     shared = set.intersection(*(set(counts) for counts in steps.values()))
+    if not any(
+        _takes_over(attempt.ranks[number], module, set(counts), shared) for number, counts in steps.items()
+    ):
+        return None
+    # An optimizer that the rank steps beside another one replaces nothing.
+    if any(
+        max(counts[optimizer] for optimizer in set(counts) - shared)
+        < max(counts[optimizer] for optimizer in set(counts) & shared)
+        for counts in steps.values()
+        if set(counts) - shared and set(counts) & shared
+    ):
+        return None
     before = [
         max(count for optimizer, count in counts.items() if optimizer in shared)
         for counts in steps.values()
@@ -99,6 +114,18 @@ def recreated_optimizer(attempt: Attempt, module: ModuleKey) -> RecreatedOptimiz
     )
     diverged = comparable and len({last.root for last in lasts}) > 1
     return RecreatedOptimizer(outlier_ranks([ranks for _, ranks in groups]), min(before), diverged)
+
+
+def _takes_over(rank: RankData, module: ModuleKey, optimizers: set[int], shared: set[int]) -> bool:
+    """Whether an optimizer that not all ranks have steps parameters of one that all ranks have."""
+    held = {
+        optimizer: {index for group in record.groups for index in group if index >= 0}
+        for (optimizer, key), record in rank.optimizers.items()
+        if key == module
+    }
+    earlier: set[int] = set().union(*(held.get(optimizer, set()) for optimizer in shared))
+    # Where the parameters of an optimizer are not known, it may hold any.
+    return any(optimizer not in held or earlier & held[optimizer] for optimizer in optimizers - shared)
 
 
 class Precedence(IntEnum):
@@ -139,6 +166,8 @@ class Explanation:
     parameter: str | None = None
     # The ranks at fault; empty: the outliers of the divergence.
     ranks: tuple[int, ...] = ()
+    # What to do; empty: what the rule says in general.
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +268,10 @@ def _gradients(attempt: Attempt, module: ModuleKey, causes: Iterable[Cause]) -> 
     if unreduced is not None and (first is None or unreduced.key.step < first.key.step):
         first = unreduced
     if first is None or attempt.uses_local_sgd(module) or _structure_changed(attempt, module, first):
+        return None
+    # Inside join(), a rank without data still steps its share of a sharded optimizer, and sends the result around.
+    params = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS)
+    if attempt.joined(module) and params.compared and params.first is None:
         return None
     # Optimizers that hold different parameters apply different sets of gradients.
     if len(set(stepped_parameters(attempt, module, first.key.optimizer).values())) > 1:

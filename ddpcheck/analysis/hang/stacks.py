@@ -10,8 +10,9 @@ from typing import Any
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hang.collectives import CollectiveConflict, Progress, find_conflict, pending_operation
-from ddpcheck.analysis.node_notes import Hang
+from ddpcheck.analysis.node_notes import FileLockWait, Hang
 from ddpcheck.records.kinds.rank import StackRecord
+from ddpcheck.records.reasons import Awaited
 
 Frame = Sequence[Any]  # [file, line, function]
 
@@ -115,9 +116,18 @@ def _file(frame: Frame) -> str:
 
 LEFT = "left"
 SPINS = "spins"
+LOCKED = "locked"
+LOADER = "loader"
+BUSY = "busy"
+# The kernel function of a thread that sleeps on a timer.
+_TIMER_SLEEP = "nanosleep"
 # The last event of a rank that is in a training forward, and of one that is between two steps.
 _IN_FORWARD = "forward"
 _BETWEEN_STEPS = ("after_step", "wrapped", "")
+
+
+# [file, function, first line, last line]
+Loop = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,13 @@ class RankStack:
     frames: Sequence[Frame]
     collectives: int | None
     progress: Progress = field(default_factory=dict)
+    # The loops of the user's code around the current calls, innermost first; None: not known.
+    loops: Sequence[Loop] | None = None
+    # The rank that holds the file lock for which this one waits (None: not a rank), and the file.
+    lock: tuple[int | None, str] | None = None
+    # Process ids of the data-loader workers that owe a batch.
+    workers: Sequence[int] = ()
+    sleeps_in: str = ""
 
     @property
     def has_left(self) -> bool:
@@ -157,6 +174,22 @@ class RankStack:
         return not inside_ddp and self.moment in _BETWEEN_STEPS
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether the launcher could not tell that the rank is stuck."""
+        return self.state == BUSY
+
+    @property
+    def activity(self) -> str:
+        """What the training thread of a rank that may go on did when it was last asked, as a phrase after "it"."""
+        if _TIMER_SLEEP in self.sleeps_in:
+            return "sleeps there, as code does that waits for something and looks again"
+        if self.sleeps_in in ("", "0"):
+            return "uses the processor there"
+        return (
+            f"waits there for something outside of the job's communication (in the kernel: {self.sleeps_in})"
+        )
+
+    @property
     def location(self) -> str:
         """File and line of the user's code."""
         frame = user_frame(self.frames)
@@ -170,6 +203,12 @@ class RankStack:
             return f"{'have' if several else 'has'} ended after {_steps(self.step)}"
         if not self.frames:
             return f"{'are' if several else 'is'} blocked in native code without a readable stack, in step {self.step}"
+        if self.lock is not None:
+            return f"wait{s} for the lock of {self.lock[1] or 'a file'} in step {self.step}{at}"
+        if self.state == LOADER:
+            return f"wait{s} for a data-loader worker that does not answer, in step {self.step}{at}"
+        if self.wait is None and self.may_go_on:
+            return f"{'are' if several else 'is'} outside communication in step {self.step}{at}"
         if self.wait is None:
             return f"{'are' if several else 'is'} blocked outside communication in step {self.step}{at}"
         what = f"{self.wait.name} without gradients" if self.evaluates else self.wait.name
@@ -184,14 +223,30 @@ def rank_stacks(attempt: Attempt, hang: Hang) -> list[RankStack]:
             hang.states.get(rank, ""),
             None if rank in hang.silent else data.stack,
             attempt.steps(rank),
+            _lock(attempt, hang.locks.get(rank)),
+            hang.sleeps_in.get(rank, ""),
         )
         for rank, data in sorted(attempt.ranks.items())
     ]
 
 
-def _rank_stack(rank: int, state: str, record: StackRecord | None, steps: int) -> RankStack:
+def _lock(attempt: Attempt, lock: FileLockWait | None) -> tuple[int | None, str] | None:
+    if lock is None:
+        return None
+    holders = [rank for rank, data in attempt.ranks.items() if data.header.pid == lock.holder]
+    return (holders[0] if holders else None), lock.file
+
+
+def _rank_stack(
+    rank: int,
+    state: str,
+    record: StackRecord | None,
+    steps: int,
+    lock: tuple[int | None, str] | None,
+    sleeps_in: str,
+) -> RankStack:
     if record is None:
-        return RankStack(rank, state, steps, "", None, (), None)
+        return RankStack(rank, state, steps, "", None, (), None, lock=lock, sleeps_in=sleeps_in)
     frames = [frame for frame in record.frames if len(frame) == 3]
     wait = None if state == LEFT else wait_of(frames)
     if state == SPINS and wait is None:
@@ -199,7 +254,24 @@ def _rank_stack(rank: int, state: str, record: StackRecord | None, steps: int) -
     issued = sum(record.collectives.values()) if record.collectives else None
     # A rank that ended may have taken steps after its stack was written.
     step = max(record.step, steps) if state == LEFT else record.step
-    return RankStack(rank, state, step, record.moment, wait, frames, issued, record.progress())
+    loops = [(row[0], row[1], row[2], row[3]) for row in record.loops if len(row) == 4]
+    workers = (
+        record.awaits[1] if record.awaits[:1] == [Awaited.LOADER.value] and len(record.awaits) > 1 else []
+    )
+    return RankStack(
+        rank,
+        state,
+        step,
+        record.moment,
+        wait,
+        frames,
+        issued,
+        record.progress(),
+        loops or None,
+        lock,
+        workers if isinstance(workers, list) else [],
+        sleeps_in,
+    )
 
 
 def collective_conflict(stacks: Sequence[RankStack]) -> CollectiveConflict | None:

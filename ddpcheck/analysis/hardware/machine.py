@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.hardware.rank_gpus import match_ranks, ranks_on
 from ddpcheck.analysis.hardware.samples import (
     MOST_NODES_WITH_SERIES,
     GpuFacts,
@@ -54,14 +55,16 @@ def _narrow(facts: GpuFacts, statistics: GpuStatistics) -> list[str]:
     return remarks
 
 
-def gpu_row(facts: GpuFacts, statistics: GpuStatistics, ranks: Mapping[int, str]) -> dict[str, Any]:
-    """The row of a GPU; `ranks` by process id."""
+def gpu_row(node: NodeSamples, index: int) -> dict[str, Any]:
+    """The row of the GPU at an index of the samples."""
+    facts, statistics, ranks = node.facts.gpus[index], node.gpu_statistics(index), node.statistics.pids
     last = statistics.last
     return {
         "index": facts.index,
         "name": facts.name,
         "uuid": facts.uuid,
         "bus": facts.bus,
+        "ranks": ranks_on(node, index),
         "memory": {"total": facts.memory, "most": statistics.memory},
         "busy": statistics.busy.row(),
         "memory_busy": statistics.memory_busy.row(),
@@ -96,9 +99,10 @@ def gpu_row(facts: GpuFacts, statistics: GpuStatistics, ranks: Mapping[int, str]
             {
                 "uuid": uuid,
                 "memory": memory,
-                "most": statistics.mig[index] if index < len(statistics.mig) else None,
+                "most": statistics.mig[number] if number < len(statistics.mig) else None,
+                "ranks": ranks_on(node, index, number),
             }
-            for index, (uuid, memory) in enumerate(facts.mig)
+            for number, (uuid, memory) in enumerate(facts.mig)
         ],
         "unsupported": list(facts.unsupported),
         "lost": statistics.lost,
@@ -149,10 +153,7 @@ def _node(node: NodeSamples, with_series: bool) -> dict[str, Any]:
         "ranks": _ranks(node),
         "note": facts.note,
         "driver": facts.driver,
-        "gpus": [
-            gpu_row(gpu, node.gpu_statistics(index), node.statistics.pids)
-            for index, gpu in enumerate(facts.gpus)
-        ],
+        "gpus": [gpu_row(node, index) for index in range(len(facts.gpus))],
         "topology": [list(row) for row in facts.topology],
         "p2p": [list(row) for row in facts.p2p],
         "series": series_of(node.series) if with_series else {},
@@ -198,7 +199,11 @@ def _ranks(node: NodeSamples) -> dict[str, Any]:
         node.statistics.ranks.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else 0
     )
     return {
-        rank: {**row, "gpus": sorted(node.gpu_index(index) for index in row["gpus"])} for rank, row in ordered
+        rank: {
+            **{name: value for name, value in row.items() if name != "mig"},
+            "gpus": sorted(node.gpu_index(index) for index in row["gpus"]),
+        }
+        for rank, row in ordered
     }
 
 
@@ -255,6 +260,7 @@ class Machine:
 
 def machine_of(folder: Path, attempt: Attempt) -> Machine:
     nodes = read_nodes(folder, _windows(attempt))
+    match_ranks(attempt, nodes)
     return Machine(nodes, traffic_of(attempt, nodes), links_of(attempt, nodes))
 
 

@@ -233,10 +233,14 @@ class NodeStatistics:
             self.cpu.add(sample.cpu)
             self._add_rates(before, sample)
 
+    @staticmethod
+    def empty_rank() -> dict[str, Any]:
+        return {"most_memory": 0, "gpu_memory": 0, "storage_read": 0, "storage_written": 0, "gpus": set()}
+
     def _add_rank(self, rank: str, row: tuple[int, ...], sample: NodeSample) -> None:
         pid, resident, read, written = row
         self.pids[pid] = rank
-        known = self.ranks.setdefault(rank, {"most_memory": 0, "gpu_memory": 0, "gpus": set()})
+        known = self.ranks.setdefault(rank, self.empty_rank())
         known["most_memory"] = max(known["most_memory"], resident)
         known["storage_read"], known["storage_written"] = read, written
         known["gpus"] |= {index for index, gpu in enumerate(sample.gpus) if pid in gpu.processes}

@@ -11,8 +11,10 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.hardware.samples import InterfaceFacts, NodeSamples, PortFacts
 from ddpcheck.analysis.hardware.statistics import NodeSample
+from ddpcheck.records.backend_names import is_gloo
 
 _SIZES = {
     "float64": 8,
@@ -89,7 +91,6 @@ def _why_not(attempt: Attempt) -> str:
 
 # Minimum number of steps between two samples, so that a fraction of a step does not matter.
 FEWEST_STEPS = 10.0
-_GLOO = "gloo"
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def traffic_of(attempt: Attempt, nodes: list[NodeSamples]) -> Traffic | None:
         return None
     node_of = nodes_of_ranks(attempt, nodes)
     expected = expect(attempt, node_of)
-    backend = next(iter(attempt.ranks.values())).header.backend
+    backend = attempt.collector(DeviceCollector).backend(next(iter(attempt.ranks.values())))
     on_node: dict[str, list[int]] = {}
     for rank, key in sorted(node_of.items()):
         on_node.setdefault(key, []).append(rank)
@@ -214,7 +215,7 @@ def _placed(expected: Expected, ranks: tuple[int, ...], backend: str) -> dict[st
     away = sum(expected.to_other_nodes.get(rank, 0.0) for rank in ranks)
     home = sum(expected.to_own_node.get(rank, 0.0) for rank in ranks)
     # gloo always uses sockets; NCCL uses any transport inside a node.
-    return {"network": away, "loopback": home} if _GLOO in backend else {"network": away}
+    return {"network": away, "loopback": home} if is_gloo(backend) else {"network": away}
 
 
 def _links(

@@ -13,6 +13,7 @@ from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.analysis.step_coverage.build import missing_now
 from ddpcheck.analysis.timing.collector import PARTS, StepTimeSeries
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.rules.rule import in_report_order
@@ -48,6 +49,8 @@ class LiveAgreement:
     step: int | None = None
     stage: str = ""
     outliers: tuple[int, ...] = ()
+    # Trained parameters that are not compared, on the rank with the most.
+    not_compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,9 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
         ),
         default=0,
     )
+    missing = missing_now(attempt)
     if not attempt.diverged():
-        return LiveAgreement(compared)
+        return LiveAgreement(compared, not_compared=missing)
     firsts = [
         (stats.first.key.step, stats.first.key.stage, stats.first.outlier_ranks())
         for (module, stage, of), stats in comparisons.items()
@@ -219,6 +223,7 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
         and stage not in (Stage.INIT_BEFORE.value, Stage.BUFFERS_END.value)
         and of != TensorKind.IGNORED.value
         and not attempt.uses_local_sgd(module)
+        and attempt.is_replica(module)
     ]
     for module in attempt.modules():
         mismatch = first_node_mismatch(attempt, module)
@@ -226,7 +231,7 @@ def _agreement(attempt: Attempt) -> LiveAgreement:
             rank, record = mismatch
             firsts.append((record.step, record.stage, (rank, record.other_rank)))
     step, stage, outliers = min(firsts)
-    return LiveAgreement(compared, True, None if step < 0 else step, stage, outliers)
+    return LiveAgreement(compared, True, None if step < 0 else step, stage, outliers, missing)
 
 
 def _step_time(ranks: tuple[LiveRank, ...], clocks: Mapping[int, StepTimeSeries]) -> LiveStepTime | None:

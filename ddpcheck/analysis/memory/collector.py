@@ -27,6 +27,10 @@ INTERVALS = 8
 # least this share of the first half's growth.
 LEAST_INTERVAL_GROWTH = 0.25
 LEAST_LATE_GROWTH = 0.6
+# Memory has levelled off if, in this last share of the steps, it grows by less than this share of the mean growth: a
+# buffer that fills up.
+LAST_SHARE = 0.1
+LEAST_LAST_GROWTH = 0.25
 # The level of memory is the median over this last share of the steps.
 SETTLED_SHARE = 0.5
 
@@ -59,7 +63,7 @@ def growth_of(series: Series) -> MemoryGrowth | None:
     levels = [
         series.median(begin + number * width, begin + (number + 1) * width) for number in range(INTERVALS)
     ]
-    if not _is_steady(levels):
+    if not _is_steady(levels) or _levels_off(series, levels, begin, end):
         return None
     first, last = begin + width / 2, end - width / 2
     growth = MemoryGrowth(round(first), round(last), round(levels[0]), round(levels[-1]))
@@ -73,6 +77,14 @@ def _is_steady(levels: list[float]) -> bool:
     half = len(added) // 2
     earlier, later = sum(added[:half]) / half, sum(added[-half:]) / half
     return mean > 0 and min(added) >= LEAST_INTERVAL_GROWTH * mean and later >= LEAST_LATE_GROWTH * earlier
+
+
+def _levels_off(series: Series, levels: list[float], begin: float, end: int) -> bool:
+    """Whether the growth has stopped shortly before the end. Intervals are too long to show it."""
+    width = LAST_SHARE * (end - begin) / 2
+    earlier, later = series.median(end - 2 * width, end - width), series.median(end - width, end)
+    slope = (levels[-1] - levels[0]) / (end - begin) * INTERVALS / (INTERVALS - 1)
+    return later - earlier < LEAST_LAST_GROWTH * slope * width
 
 
 @dataclass

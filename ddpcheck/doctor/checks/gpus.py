@@ -12,6 +12,7 @@ from ddpcheck.doctor.facts.record import Facts
 from ddpcheck.doctor.model import Diagnosis, DoctorContext, Host, check, note, ok, problem, warning
 from ddpcheck.formatting import name_ranks, size_text
 
+_AMD_WITHOUT_PACKAGE = "AMD GPUs: install amdsmi"
 _VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # Above what an idle driver or a display holds.
 _BUSY_BYTES = 2 << 30
@@ -42,13 +43,22 @@ def _gpus_of_host(facts: Facts) -> list[Diagnosis]:
 
 
 def _no_gpus(note: str) -> list[Diagnosis]:
-    if "does not answer" not in note and "not installed" not in note:
+    if note.startswith(_AMD_WITHOUT_PACKAGE):
+        return [
+            warning(
+                "This machine has AMD GPUs, but amdsmi is not installed.",
+                "GPUs are not sampled: no utilisation, memory, clocks, temperature or topology in reports.",
+                "Install the Python package of ROCm (`pip install /opt/rocm/share/amd_smi`) for ddpcheck.",
+            )
+        ]
+    if not any(phrase in note for phrase in ("does not answer", "not installed", "cannot be loaded")):
         return [ok(note)]
     return [
         warning(
             f"A GPU driver is installed, but the GPUs cannot be queried: {note}.",
             "A job may not be able to use them either.",
-            "Run `nvidia-smi`. A common cause is a driver update without a restart.",
+            f"Run `{'amd-smi' if 'amdsmi' in note else 'nvidia-smi'}`. A common cause is a driver update without a "
+            "restart.",
         )
     ]
 
@@ -159,6 +169,68 @@ def _gpu_line(facts: Facts) -> str:
     connected = ", ".join(kind for kind, _ in links.most_common(3))
     line = f"{len(gpus)} x {gpus[0].get('name')}, driver {facts.gpus.get('driver')}"
     return f"{line}, connected by {connected}" if connected else line
+
+
+@check("GPU kernels", order=105)
+def kernels(context: DoctorContext) -> list[Diagnosis]:
+    """What ddpcheck needs to read tensors on a GPU with one kernel. Nothing to check on a machine without one."""
+    return context.by_rank(_kernels)
+
+
+def _kernels(facts: Facts) -> list[Diagnosis]:
+    triton = facts.torch.get("triton")
+    if triton is None or not (facts.torch.get("gpus") or facts.gpus.get("gpus")):
+        return []
+    missing = [
+        *_lacks(
+            not triton.get("version"),
+            "Triton is not installed",
+            "Install the triton that belongs to this torch",
+        ),
+        *_lacks(
+            not triton.get("compiler"),
+            "there is no C compiler, which Triton needs once per kernel",
+            "Install gcc or clang in the image, or set CC",
+        ),
+        *_lacks(
+            not triton.get("headers"),
+            "the headers of this Python (Python.h) are missing, which Triton compiles against",
+            "Install python3-dev, or the headers of this Python",
+        ),
+        *_lacks(
+            not triton.get("cache_writable"),
+            f"Triton cannot write its cache folder {triton.get('cache')}",
+            "Set TRITON_CACHE_DIR to a folder that can be written",
+        ),
+    ]
+    if not missing:
+        return [ok(f"Triton {triton['version']}, {triton['compiler']}, cache {triton['cache']}")]
+    return [
+        warning(
+            "ddpcheck cannot compile its GPU kernel: " + "; ".join(what for what, _ in missing) + ".",
+            "Tensors on the GPU are then read by operators of torch: few steps are checked, and DDP605 says so.",
+            ". ".join(fix for _, fix in missing) + ".",
+        )
+    ]
+
+
+def _lacks(lacks: bool, what: str, fix: str) -> list[tuple[str, str]]:
+    return [(what, fix)] if lacks else []
+
+
+@check("first run on GPUs", order=115)
+def first_run(context: DoctorContext) -> list[Diagnosis]:
+    """What to look at: ddpcheck was developed without a GPU."""
+    with_gpus = [
+        host for host in context.hosts if host.first.gpus.get("gpus") or host.first.torch.get("gpus")
+    ]
+    if not with_gpus:
+        return []
+    message = (
+        "`ddpcheck selftest` checks kernels, weights and cost on these GPUs. In the first job, compare the final "
+        'weights with and without ddpcheck, and look at "ddpcheck took", DDP605 and the ranks of each GPU'
+    )
+    return [ok(message, hosts=tuple(host.name for host in with_gpus) if context.is_job else ())]
 
 
 @check("GPUs of ranks", order=110)

@@ -16,7 +16,7 @@ from ddpcheck.doctor.facts.record import Facts, machine_id, rank_numbers
 from ddpcheck.privacy import allowed_environment
 from ddpcheck.sampling import host, interfaces
 from ddpcheck.sampling.interfaces import InfinibandPorts
-from ddpcheck.sampling.nvml import Gpus
+from ddpcheck.sampling.nvml import open_gpus
 
 Section = dict[str, Any]
 
@@ -110,8 +110,7 @@ def _can_bind(address: str) -> bool:
 
 def gpu_facts() -> dict[str, Any]:
     """Description, topology and current state of all GPUs."""
-    gpus = Gpus()
-    gpus.open()
+    gpus = open_gpus()
     try:
         now = gpus.read()
         return {**gpus.describe(), "now": now}

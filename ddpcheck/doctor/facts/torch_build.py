@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _STATE_LISTEN = "0A"
+# ROCm presents itself under this name too, and RCCL as NCCL.
+_NCCL_DEVICE_TYPE = "cuda"
 
 
 def torch_facts() -> dict[str, Any]:
@@ -28,6 +30,7 @@ def torch_facts() -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {error}"}
         facts = _build(torch)
         facts["gloo_takes"] = _gloo_takes(torch)
+        facts["triton"] = _triton()
     facts["warnings"] = sorted({str(one.message).partition("\n")[0] for one in caught})
     return facts
 
@@ -47,7 +50,7 @@ def _build(torch: Any) -> dict[str, Any]:
             for name in ("gloo", "nccl", "xccl", "mpi", "ucc")
             if available and getattr(distributed, f"is_{name}_available", bool)()
         ],
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
+        "nccl": _nccl_version(torch) if nccl else "",
         "accelerator": accelerator,
         "gpus": count,
         "threads": torch.get_num_threads(),
@@ -61,9 +64,54 @@ def _accelerator(torch: Any) -> tuple[str, int]:
     """
     current = getattr(getattr(torch, "accelerator", None), "current_accelerator", None)
     device = current() if current is not None else None
-    kind = "cuda" if device is None else str(device.type)
+    kind = _NCCL_DEVICE_TYPE if device is None else str(device.type)
     module: Any = getattr(torch, kind, None)
     return (kind, module.device_count()) if module is not None and module.is_available() else ("", 0)
+
+
+def _nccl_version(torch: Any) -> str:
+    """Of the library that this build of torch links to, also on a machine without a GPU."""
+    module: Any = getattr(torch, _NCCL_DEVICE_TYPE, None)
+    try:
+        return ".".join(map(str, module.nccl.version()))
+    except (AttributeError, RuntimeError):
+        return ""
+
+
+def _triton() -> dict[str, Any]:
+    """What Triton needs to compile a kernel in this Python. Nothing is compiled, and Triton is not imported."""
+    import importlib.metadata
+    import importlib.util
+    import shutil
+    import sysconfig
+
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), "")
+    facts: dict[str, Any] = {
+        "compiler": compiler if shutil.which(compiler) else "",
+        "headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
+        **_cache_folder(),
+    }
+    try:
+        installed = importlib.util.find_spec("triton") is not None
+    except (ImportError, ValueError):
+        installed = False
+    names = ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu")
+    for name in names if installed else ():
+        try:
+            return {**facts, "version": importlib.metadata.version(name)}
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {**facts, "version": "unknown" if installed else ""}
+
+
+def _cache_folder() -> dict[str, Any]:
+    """Where Triton keeps compiled kernels, and whether this process can write there."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    folder = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
+    existing = folder
+    while existing and not os.path.isdir(existing) and existing != os.path.dirname(existing):
+        existing = os.path.dirname(existing)
+    return {"cache": folder, "cache_writable": os.access(existing or os.sep, os.W_OK | os.X_OK)}
 
 
 def _gloo_takes(torch: Any) -> dict[str, Any]:

@@ -114,10 +114,17 @@ def all_processes() -> list[Process]:
     return [process for process in processes if process is not None]
 
 
-# The kernel function of a thread that sleeps on a timer.
+# The kernel function of a thread that sleeps on a timer, and of one that waits for another thread.
 _TIMER_SLEEP = "nanosleep"
-# Prefixes of the thread names of gloo and torch.
-_BACKEND_THREADS = ("gloo", "pt_")
+FUTEX_SLEEP = "futex"
+# Where the arguments of a futex call hold its timeout, by number of the call. Calls as new as these have the same
+# number on all architectures; futex() itself has an older one on each.
+_TIMEOUT_ARGUMENT = {"449": 4, "455": 5}
+_TIMEOUT_OF_FUTEX = 4
+# Prefixes of the thread names of gloo, torch, NCCL and CUDA.
+_BACKEND_THREADS = ("gloo", "pt_", "NCCL", "cuda")
+# Kernel functions of a thread that waits for a file lock: flock, and the locks of fcntl.
+_LOCK_SLEEPS = ("locks_lock", "flock_lock", "fcntl_setlk", "posix_lock")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -136,14 +143,27 @@ class Activity:
     ticks: int = 0
     switches: int = 0
     bytes: int = 0
+    # Whether any thread waits for another one up to a time limit: `Event.wait(timeout=...)`, `queue.get(timeout=...)`.
+    # A collective of gloo waits in this way too.
+    timed_wait: bool = False
+    pid: int = 0
+    # Whether each thread of this process but the training thread waits for another thread, without a time limit.
+    others_parked: bool = True
+    # The process that holds the file lock for which the training thread waits (0: none), and the file.
+    lock_holder: int = 0
+    lock_file: str = ""
 
 
 def read_activity(pid: int, thread: int, own: Collection[int], descendants: Iterable[Process]) -> Activity:
-    """The counters of the process `pid`, its training thread `thread` and its `descendants`. `own`: our threads."""
+    """The counters of the process `pid`, its training thread `thread` and its `descendants`.
+
+    `own`: threads that are left out, such as our own.
+    """
     folder = Path("/proc") / str(pid)
     task = folder / "task" / str(thread or pid)
     folders = [folder, *(Path("/proc") / str(process.pid) for process in descendants)]
     tasks = [each for process in folders for each in _tasks(process, own)]
+    holder, lock_file = _lock_wait(pid, task)
     return Activity(
         thread_ticks=_ticks(task / "stat"),
         thread_switches=_switches(task / "status"),
@@ -151,9 +171,45 @@ def read_activity(pid: int, thread: int, own: Collection[int], descendants: Iter
         # Including reaped children, which may start and end between two samples.
         ticks=sum(_ticks(each / "stat", with_children=True) for each in folders),
         by_clock=any(_TIMER_SLEEP in _text(each / "wchan") for each in tasks),
+        timed_wait=any(_waits_with_timeout(each) for each in {task, *tasks}),
         switches=sum(_switches(each / "status") for each in tasks),
         bytes=sum(_bytes(each / "io") for each in folders),
+        pid=pid,
+        others_parked=all(_is_parked(each) for each in _tasks(folder, own) if each != task),
+        lock_holder=holder,
+        lock_file=lock_file,
     )
+
+
+def _is_parked(task: Path) -> bool:
+    return FUTEX_SLEEP in _text(task / "wchan") and not _waits_with_timeout(task)
+
+
+def _lock_wait(pid: int, task: Path) -> tuple[int, str]:
+    """The holder of the file lock that a thread waits for, and the file; (0, "") if it waits for none.
+
+    The kernel lists a lock with its holder first, then each process that waits for it, marked by an arrow.
+    """
+    if not _text(task / "wchan").startswith(_LOCK_SLEEPS):
+        return 0, ""
+    holders: dict[str, int] = {}
+    for line in _text(Path("/proc/locks")).splitlines():
+        number, *words = line.split()
+        waits = words[:1] == ["->"]
+        with contextlib.suppress(ValueError, IndexError):
+            owner = int(words[3 + waits])
+            if not waits:
+                holders[number] = owner
+            elif owner == pid and number in holders:
+                return holders[number], _locked_file(pid, task)
+    return 0, ""
+
+
+def _locked_file(pid: int, task: Path) -> str:
+    """By the first argument of the system call in progress, which is the file's descriptor."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return os.readlink(f"/proc/{pid}/fd/{int(_text(task / 'syscall').split()[1], 16)}")
+    return ""
 
 
 def _tasks(folder: Path, own: Collection[int]) -> list[Path]:
@@ -165,6 +221,16 @@ def _tasks(folder: Path, own: Collection[int]) -> list[Path]:
         ]
     except OSError:
         return []
+
+
+def _waits_with_timeout(task: Path) -> bool:
+    """Whether the thread waits for another one with a timeout. False where the kernel does not show the call."""
+    if FUTEX_SLEEP not in _text(task / "wchan"):
+        return False
+    call = _text(task / "syscall").split()
+    with contextlib.suppress(ValueError, IndexError):
+        return int(call[_TIMEOUT_ARGUMENT.get(call[0], _TIMEOUT_OF_FUTEX)], 16) != 0
+    return False
 
 
 def _is_backend_thread(task: Path) -> bool:

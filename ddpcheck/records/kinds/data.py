@@ -23,7 +23,7 @@ class BatchRecord(Record):
     # Labels that count in the loss, and tokens that are not padding, where the batch contains them.
     tokens: int = 0
     attended: int = 0
-    # Digest of the random generators that were used between this forward and the step.
+    # Digest of the random generators that were used between this forward and the backward.
     drew: str = ""
     # The same between the last step and this forward. If any were used, `parts` has a short digest of each tensor of
     # the batch; it is empty for a tensor with too few values to identify it.
@@ -52,6 +52,8 @@ class LoaderRecord(Record):
     mark: str = ""
     # Digest of each attribute with one entry per sample, such as a list of files or of indices.
     columns: list[str] = field(default_factory=list)
+    # The same without regard to the order of the entries; empty for a list that is too long.
+    members: list[str] = field(default_factory=list)
 
 
 @record("epoch")
@@ -79,3 +81,19 @@ class EpochRecord(Record):
     head: str = ""
     # The sampler's own epoch, as `set_epoch` sets it.
     at: int | None = None
+
+
+@record("samples")
+@dataclass(frozen=True)
+class SamplesRecord(Record):
+    """Fingerprints of a few samples in one pass over a loader: of the same indices on every rank."""
+
+    loader: int
+    epoch: int
+    module: int = 0
+    step: int = 0
+    # For each part of a sample: "i" one integer or text, "I" several integers, "f" numbers with a fraction.
+    kinds: str = ""
+    indices: list[int] = field(default_factory=list)
+    # For each index, 8 hexadecimal digits of each part.
+    digests: list[str] = field(default_factory=list)

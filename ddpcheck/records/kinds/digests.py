@@ -22,6 +22,9 @@ class Stage(str, Enum):
     # Before an optimizer step, only if the parameters were written since the previous step.
     REWRITTEN = "rewritten"
     PARAMS = "params"
+    # Parameters where they are used after a step: at the next forward if ranks differed after the step, and at the end
+    # if they were written since.
+    USED = "used"
     # The gradient as this rank computed it, as DDP reduced it, and as the optimizer applies it.
     LOCAL = "local"
     REDUCED = "reduced"

@@ -33,6 +33,8 @@ class BackwardRecord(Record):
     divisor: int = 0
     # When DDP finished it, by the clock of this host; 0: not known.
     time: float = 0.0
+    # The revision of the module record whose parameters the indices refer to.
+    revision: int = 0
 
 
 @record("applied")
@@ -58,3 +60,20 @@ class AppliedRecord(Record):
     reason: str = ""
     waiting: list[int] = field(default_factory=list)
     nonfinite: dict[str, int] = field(default_factory=dict)
+
+
+@record("manual_reduction")
+@dataclass(frozen=True)
+class ManualReductionRecord(Record):
+    """Sketches of gradients outside of DDP, before and after the job may have reduced them; of the first steps."""
+
+    module: int
+    optimizer: int
+    step: int
+    # Packed sketches of all parameters, when the last backward had ended and as the optimizer applies them.
+    local: str
+    applied: str
+    # Indices of parameters without an applied gradient.
+    absent: list[int] = field(default_factory=list)
+    # Whether the loss is a mean over the rank's own batch that the job does not scale.
+    own_mean: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ddpcheck.records.registry import Record, record
@@ -56,6 +57,38 @@ class LossRecord(Record):
     values: list[float | str | None]
 
 
+class ModuleRole(str, Enum):
+    """What a module record describes."""
+
+    DDP = "ddp"
+    # Parameters that an optimizer steps and that no DDP module holds.
+    STEPPED = "stepped"
+    # A module that takes part in training steps, is not trained and not inside a DDP module.
+    USED = "used"
+    # Shards of parameters that FSDP or a device mesh distributes.
+    SHARDED = "sharded"
+
+
+class UseEvidence(str, Enum):
+    """How a module outside of DDP is connected with the training of a DDP module."""
+
+    # Its output is an input of DDP's forward.
+    FEEDS_FORWARD = "feeds_forward"
+    # It reads the same batch as DDP's forward.
+    SHARES_INPUT = "shares_input"
+    # It runs between DDP's forward and the backward.
+    IN_LOSS = "in_loss"
+
+
+# Ordinals of modules that are not wrapped begin here. They follow from the contents of a module.
+FIRST_UNWRAPPED = 1 << 32
+# Below these, those of shards that several ranks hold, and of the parameters of which each rank holds another part.
+FIRST_SHARDED = 1 << 31
+FIRST_WITHOUT_REPLICA = 3 << 30
+
+# `mesh["kind"]` of shards on a mesh that is a part of the mesh of other parameters of the same optimizer.
+PARTIAL = "partial"
+
 # Part of the name of a communication hook under which replicas differ between averagings.
 LOCAL_SGD_HOOK = "post_localSGD"
 
@@ -75,8 +108,23 @@ class ModuleRecord(Record):
     buffers: list[list[Any]]
     ignored: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
-    # Call site of the wrapping in the user's code, as file:line.
+    # Call site of the wrapping in the user's code, as file:line. Of a module that is not wrapped: of its first call.
     where: str = ""
+    role: str = ModuleRole.DDP.value
+    # Counts the changes of its set of parameters on this rank.
+    revision: int = 0
+    # Of shards: `kind`, and `dims`, `shape` and `coordinates` of the mesh, by rank of the group. Of parameters beside
+    # shards: the names of those `inside` of a module that FSDP manages.
+    mesh: dict[str, Any] = field(default_factory=dict)
+
+
+@record("module_use")
+@dataclass(frozen=True)
+class ModuleUseRecord(Record):
+    """A module outside of DDP took part in the first training steps. `evidence`: values of `UseEvidence`."""
+
+    module: int
+    evidence: list[str] = field(default_factory=list)
 
 
 @record("structure")

@@ -53,6 +53,10 @@ class StackRecord(Record):
     left: bool = False
     # Collectives enqueued and completed, by process group: a row of GroupProgress.
     groups: dict[str, list[Any]] = field(default_factory=dict)
+    # What the training thread waits for, where its code proves it: an `Awaited`, and what identifies the object.
+    awaits: list[Any] = field(default_factory=list)
+    # The loops of the user's code around the current calls, innermost first: [file, function, first line, last line].
+    loops: list[list[Any]] = field(default_factory=list)
 
     def progress(self) -> dict[str, GroupProgress]:
         rows = {name: GroupProgress.from_row(row) for name, row in self.groups.items()}
@@ -183,3 +187,5 @@ class EndRecord(Record):
     where: str = ""
     # Records that were lost because the disk was too slow.
     dropped: int = 0
+    # The rank had destroyed its process group before.
+    left: bool = False

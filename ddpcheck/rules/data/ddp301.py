@@ -29,8 +29,17 @@ _MESSAGES = {
     "{step}. They duplicate each other's work, and the global batch is smaller than configured.",
     Sameness.CONSTANT: "{ranks} received the same input in all {forwards} forwards, and it never changed. "
     "This is correct for a benchmark, not for training.",
+    Sameness.SHARED_INPUT: "{ranks} were given the same input in {same} of {compared} forwards, first at step {step}, "
+    "but computed different gradients: what they learn from it differs.",
     Sameness.NOW_AND_THEN: "{ranks} trained on the same batch in {same} of {compared} forwards, first at step "
     "{step}.",
+}
+
+
+_FIXES = {
+    Sameness.CONSTANT: "Nothing, if this is a benchmark.",
+    Sameness.SHARED_INPUT: "Nothing, if ranks share this input on purpose: the same prompts, candidates or validation "
+    "batches.",
 }
 
 
@@ -45,6 +54,8 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     if verdict is Sameness.NONE or first is None:
         return []
     ranks = inputs.batches.ranks()
+    if verdict is Sameness.DUPLICATED and _learn_differently(context, module, ranks):
+        verdict = Sameness.SHARED_INPUT
     message = _MESSAGES[verdict].format(
         ranks=name_ranks(ranks).capitalize(),
         same=inputs.batches.same,
@@ -72,9 +83,32 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
             ranks=ranks,
             evidence=evidence,
             cause=_cause(context, module, splits, ranks) if duplicated else "the same input on every rank",
-            fix="Nothing, if this is a benchmark." if verdict is Sameness.CONSTANT else _FIX,
+            fix=_FIXES.get(verdict, _FIX),
         )
     ]
+
+
+def _learn_differently(context: RuleContext, module: ModuleKey, ranks: tuple[int, ...]) -> bool:
+    """Whether ranks with the same input computed different gradients at all steps at which both are known.
+
+    Dropout and the arithmetic of a device also make gradients differ; then the way in which the data are split decides.
+    """
+    checks = context.attempt.gradients.stats.get(module)
+    batches = context.attempt.data.of(module).batches
+    if checks is None:
+        return False
+    known = [step for step in batches.steps if step in checks.sketched_steps]
+    if not known:
+        return False
+    wanted = set(ranks)
+    identical = [steps for group, steps in checks.identical_steps.items() if wanted <= set(group)]
+    if any(step in steps for steps in identical for step in known):
+        return False
+    on_device = any(memory.device != "cpu" for memory in context.attempt.memory.ranks.values())
+    if not batches.drew and not on_device:
+        return True
+    data = context.attempt.data
+    return not data.splits.get(module) and module not in data.iterable
 
 
 def _cause(context: RuleContext, module: ModuleKey, splits: list[EpochSplit], ranks: tuple[int, ...]) -> str:

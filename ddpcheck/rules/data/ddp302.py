@@ -7,6 +7,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.data.collector import EpochSplit, split_row
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.samples.collector import SampleCollector
 from ddpcheck.rules.rule import Need, Rule
 
 RULE = Rule(
@@ -75,6 +76,8 @@ def _different_datasets(context: RuleContext, module: ModuleKey) -> list[Finding
     if not chosen:
         return []
     split = chosen[0]
+    if context.attempt.collector(SampleCollector).reordered(split.loader, module):
+        return []  # DDP307: the same samples in another order
     lengths = {str(rank): int(length) for rank, length in split.facts("length").items()}
     drew = split.per_rank
     counts = ", ".join(

@@ -22,8 +22,8 @@ _FEWEST_STEPS = 2
 # An input that is the same on all ranks may sometimes have other reasons.
 _FEWEST_INPUTS = 3
 _INSIDE = (
-    "{ranks} drew the same random numbers between forward and step in {same} of the {compared} steps that drew any, "
-    "first at step {step}. Their dropout masks and noise are identical."
+    "{ranks} drew the same random numbers between forward and backward in {same} of the {compared} steps that drew "
+    "any, first at step {step}. Their dropout masks and noise are identical."
 )
 _BEFORE = (
     "{ranks} drew the same random numbers before the forward and received the same new tensor besides their own "
@@ -68,7 +68,8 @@ def _finding(context: RuleContext, module: ModuleKey, draws: SameBatches, messag
                 "generators_at_first": {str(rank): state for rank, state in sorted(first.values.items())},
             },
             cause="every rank seeded its generator with the same number",
-            fix="Seed again after wrapping, with a different number on each rank: "
-            "torch.manual_seed(seed + rank).",
+            fix="Seed again after wrapping, with a different number on each rank: torch.manual_seed(seed + rank). "
+            "Where all ranks must draw the same numbers, such as noise that is added to reduced gradients or to "
+            "parameters, give that code a torch.Generator of its own first, with the same seed on every rank.",
         )
     ]

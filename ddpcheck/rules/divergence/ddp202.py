@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import (
     SYNCED,
@@ -18,6 +19,7 @@ from ddpcheck.analysis.divergence.explain import (
 )
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.rules.rule import Location, Need, Rule
 
@@ -36,6 +38,7 @@ RULE = Rule(
 _UNFINISHED = "unfinished"
 _NO_BACKWARD = "gradients set without a backward"
 _HOOKS_LOST = "DDP's hooks are lost"
+_NOT_BY_HAND = "no DDP, and not all gradients reduced by hand"
 _MOST_NAMES = 10
 _MOST_NAMES_IN_CAUSE = 3
 
@@ -47,10 +50,20 @@ FIXES = {
     "two forwards before two backwards": "Add the losses and call backward once, or run each backward before the "
     "next forward.",
     "second backward on one forward": "Add the losses and call backward once: DDP reduces one backward per forward.",
+    "step inside the backward, before DDP reduced the gradients": "Step after backward() has returned. To step while "
+    "the backward runs, let DDP do it: torch.distributed.optim._apply_optimizer_in_backward before wrapping.",
+    "require_backward_grad_sync off": "Set require_backward_grad_sync to True before the forward of the last "
+    "micro-batch, or use no_sync() for the others, so that this backward is reduced.",
+    "require_backward_grad_sync off in the forward, on in the backward": "Set require_backward_grad_sync before the "
+    "forward, not between forward and backward: DDP decides in the forward.",
     _NO_BACKWARD: "Let loss.backward() fill the gradients, or all-reduce those that you set before the step.",
     _HOOKS_LOST: "Move the model to its device and dtype before wrapping, and wrap again after replacing its "
     "memory.",
 }
+_FIX_BY_HAND = (
+    "Before each step, all-reduce the gradients of all parameters over the default process group on every rank, and "
+    "divide by the number of ranks; or wrap the model in DDP."
+)
 _FIX_UNFINISHED = (
     "Use every parameter in the forward, freeze unused parameters before wrapping, or pass "
     "find_unused_parameters=True."
@@ -63,6 +76,8 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
     not_reduced = {rank: record for rank, record in applied.items() if record.last != SYNCED}
     if not not_reduced:
         return _hooks_lost(attempt, module, first)
+    if is_unwrapped(module):
+        return _by_hand(first)
     example = not_reduced[min(not_reduced)]
     ranks = tuple(sorted(not_reduced))
     evidence: dict[str, Any] = {
@@ -76,6 +91,19 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
     evidence["unused_parameters"] = names[:_MOST_NAMES]
     cause = "reduction unfinished: no gradient arrived for " + ", ".join(names[:_MOST_NAMES_IN_CAUSE])
     return Explanation(cause=cause, evidence=evidence, parameter=names[0] if names else None, ranks=ranks)
+
+
+def _by_hand(first: Disagreement) -> Explanation:
+    """The job has no DDP module and reduces gradients itself, at other steps over all ranks."""
+    groups = [ranks for _, ranks in first.groups()]
+    together = [ranks for ranks in groups if len(ranks) > 1]
+    if len(groups) > 1 and len(together) == len(groups):
+        cause = "reduced within " + " and within ".join(map(name_ranks, groups)) + ", not over all ranks"
+    elif len(together) == 1:
+        cause = f"reduced without {name_ranks(first.outlier_ranks())}"
+    else:
+        cause = _NOT_BY_HAND
+    return Explanation(cause=cause, ranks=first.outlier_ranks())
 
 
 def _hooks_lost(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
@@ -92,7 +120,32 @@ def _names(attempt: Attempt, module: ModuleKey, indices: list[int]) -> list[str]
 
 
 def find(context: RuleContext) -> list[Finding]:
-    return [_finding(context, divergence) for divergence in context.diverged_gradients(RULE)]
+    averaged = [module for module in context.modules() if context.attempt.agreement.averaged(module)]
+    findings = [_finding(context, divergence) for divergence in context.diverged_gradients(RULE)]
+    return findings + [_averaged(context, module) for module in averaged]
+
+
+def _averaged(context: RuleContext, module: ModuleKey) -> Finding:
+    """Replicas that differ for some steps and then take over common values, again and again: local SGD."""
+    agreement = context.attempt.agreement
+    steps = agreement.reunions[module].averaged
+    first = agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first
+    assert first is not None
+    periods = {later - earlier for earlier, later in pairwise(steps)}
+    how_often = f"every {periods.pop()} steps" if len(periods) == 1 else "from time to time"
+    final = {rank.final.get(module) for rank in context.attempt.of_module(module).values()}
+    at_end = "equal" if len(final) == 1 else "not equal: the last steps were not averaged"
+    return context.finding(
+        RULE,
+        f"Replicas differ from step {first.key.step} on, and all ranks take over common values {how_often}, first "
+        f"after step {steps[0]}: local SGD. At the end they are {at_end}. Steps in between are not compared.",
+        severity=Severity.NOTE,
+        disagreement=first,
+        ranks=tuple(module[0]),
+        evidence={"averaged_after_steps": steps, "equal_at_the_end": len(final) == 1},
+        cause="parameters are averaged from time to time instead of gradients at every step",
+        fix="Nothing, if this is how the job is meant to train. Average after the last step as well.",
+    )
 
 
 def _finding(context: RuleContext, divergence: Divergence) -> Finding:
@@ -106,14 +159,16 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
         else " The gradients of this step were not compared; the parameters differ after step "
         f"{evidence['parameters_differ_after_step']}."
     )
+    by_hand = is_unwrapped(first.key.module)
+    what = "gradients that differ on" if by_hand else "gradients that DDP did not reduce on"
     return context.finding(
         RULE,
-        f"At step {divergence.step} the optimizer applies gradients that DDP did not reduce on {ranks} "
+        f"At step {divergence.step} the optimizer applies {what} {ranks} "
         f"({divergence.cause}). Each rank applies a different update.{not_compared}",
         disagreement=first,
         ranks=divergence.ranks or first.outlier_ranks(),
         parameter=divergence.parameter or (names[0] if names else None),
         evidence=evidence,
         cause=divergence.cause,
-        fix=FIXES.get(divergence.cause, _FIX_UNFINISHED),
+        fix=_FIX_BY_HAND if by_hand else FIXES.get(divergence.cause, _FIX_UNFINISHED),
     )

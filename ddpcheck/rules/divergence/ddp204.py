@@ -6,6 +6,7 @@ from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.allreduce.collector import MeanCheckStats, MeanMismatch
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.unwrapped.collector import ManualReductionCollector, ManualReductionStats
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule
 
@@ -24,6 +25,9 @@ RULE = Rule(
 _LOSSY = ("compress", "powerSGD", "quantization")
 # A user's hook that sends fewer bits has a smaller relative error. A wrong divisor or a missing rank has a larger one.
 _LARGEST_LOSSY_ERROR = 2.0**-6
+# Errors cancel if, over this many backwards, the relative error of the sum is at most this share of a single one's.
+_FEWEST_BACKWARDS = 8
+_LARGEST_SUM_ERROR = 0.5
 
 
 def find(context: RuleContext) -> list[Finding]:
@@ -37,13 +41,39 @@ def find(context: RuleContext) -> list[Finding]:
         # If the gradients diverge, the mean is wrong as a consequence.
         if divergence is None or divergence.step > checks.first.step:
             findings.append(_finding(context, module, checks, checks.first))
-    return findings
+    by_hand = context.attempt.collector(ManualReductionCollector).stats
+    return findings + [
+        _sum_by_hand(context, module, stats) for module, stats in by_hand.items() if stats.sums > stats.means
+    ]
+
+
+def _sum_by_hand(context: RuleContext, module: ModuleKey, stats: ManualReductionStats) -> Finding:
+    """A sum is right for a loss that the job divides by the number of ranks, or by the samples of all ranks."""
+    ranks = context.attempt.of_module(module)
+    size = len(ranks)
+    return context.finding(
+        RULE,
+        f"From step {stats.first_sum} on, the optimizer applies the sum of the gradients of {size} ranks, not their "
+        f"mean: {size} times the mean of the local gradients."
+        + ("" if stats.own_mean else " This is right if the loss is divided accordingly."),
+        severity=Severity.WARNING if stats.own_mean else Severity.NOTE,
+        step=stats.first_sum,
+        stage=Stage.APPLIED.value,
+        ranks=tuple(sorted(ranks)),
+        evidence={"steps": {"sum": stats.sums, "mean": stats.means}, "loss_is_a_mean": stats.own_mean},
+        cause="the job reduces gradients itself and applies the sum over ranks, not divided by their number"
+        + (", although the loss is a mean over the rank's own batch" if stats.own_mean else ""),
+        fix="Divide the gradients by the number of ranks after the all_reduce, or use ReduceOp.AVG."
+        if stats.own_mean
+        else "Nothing, if the loss is divided by the number of ranks, or by the samples of all ranks.",
+    )
 
 
 def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, first: MeanMismatch) -> Finding:
     ranks = context.attempt.of_module(module)
     name = next(iter(ranks.values())).latest[module].parameters[first.index][0]
     hooks = sorted({hook for rank in ranks.values() for hook in rank.hooks(module)})
+    feedback = bool(hooks) and not checks.actual and _errors_cancel(checks)
     lossy = bool(hooks) and (
         all(any(part in hook for part in _LOSSY) for hook in hooks)
         or checks.worst_relative < _LARGEST_LOSSY_ERROR
@@ -55,6 +85,26 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         "backwards": {"checked": checks.checked, "off": checks.mismatches},
         "comm_hooks": hooks,
     }
+    if feedback and not lossy:
+        evidence["error_sum"] = {
+            "backwards": checks.errors.backwards,
+            "relative_error": checks.errors.single,
+            "relative_error_of_sum": checks.errors.summed,
+        }
+        return context.finding(
+            RULE,
+            f"The communication hook {', '.join(hooks)} compresses gradients and makes up for it later: single results "
+            f"deviate from the mean by {checks.errors.single:.2g} of it, their sum over {checks.errors.backwards} "
+            f"backwards by {checks.errors.summed:.2g}.",
+            severity=Severity.NOTE,
+            module=module,
+            step=first.step,
+            stage=Stage.REDUCED.value,
+            parameter=name,
+            evidence=evidence,
+            cause="a compressing communication hook that adds what it left out to the next gradient",
+            fix="Nothing, if you chose the hook for its speed.",
+        )
     if lossy:
         return context.finding(
             RULE,
@@ -83,6 +133,11 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         fix="In a communication hook, divide once by the size of the group and by nothing else. Without a hook, "
         "suspect the network or the memory of a rank.",
     )
+
+
+def _errors_cancel(checks: MeanCheckStats) -> bool:
+    errors = checks.errors
+    return errors.backwards >= _FEWEST_BACKWARDS and errors.summed <= _LARGEST_SUM_ERROR * errors.single
 
 
 def _cause(hooks: list[str], actual: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of
+from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
@@ -18,8 +18,14 @@ from ddpcheck.analysis.divergence.explain import (
 )
 from ddpcheck.analysis.evidence import of_disagreement, tensor_rows
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.sharding.settings import (
+    SettingsDifference,
+    described_differently,
+    settings_differences,
+    unreplicated,
+)
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.rules.rule import Location, Need, Rule
 
 RULE = Rule(
@@ -37,6 +43,18 @@ _FIX = (
     "Compute learning rates and scales from values that are equal on every rank (reduce the metric first, or "
     "broadcast rank 0's decision), and load optimizer state on every rank."
 )
+_FIX_ORDER = (
+    "Pass the parameters to the optimizer in the same order and in the same groups on every rank: iterate over "
+    "named_parameters(), never over sets, and keep conditions that depend on the rank out of it."
+)
+_FIX_MISSING = (
+    "Give the optimizer the same parameters on every rank: do not choose them by the rank or by its data."
+)
+_FIX_GROUPS = (
+    "Build the same parameter groups on every rank: keep add_param_group() and conditions on names out of code that "
+    "depends on the rank or on its data."
+)
+_FIX_SECOND = "Step the same optimizers on every rank, in the same order, or on none."
 # Part of the name of torch's optimizer that keeps the state of different parameters on each rank.
 _SHARDED = "ZeroRedundancy"
 _MOST_NAMES = 3
@@ -55,9 +73,78 @@ def _hyperparameters(attempt: Attempt, module: ModuleKey, first: Disagreement) -
     if root is None or root.key.step > first.key.step:
         return None
     rows = _hyperparameter_rows(attempt, root)
-    names = sorted({row["name"] for row in rows})
+    cause, fix = _difference(attempt, root, rows)
+    return Explanation(cause=cause, root=root, evidence={"hyperparameters": rows}, fix=fix)
+
+
+def _difference(attempt: Attempt, root: Disagreement, rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Cause and fix. Values of a group that only some ranks have are no difference of their own."""
+    groups = _group_counts(attempt, root)
+    shared = rows
+    if len(groups) > 1:
+        fewest = min(int(count) for count, _ in groups)
+        shared = [row for row in rows if row["group"] is None or row["group"] < fewest]
+    names = ", ".join(sorted({row["name"] for row in shared}))
+    if len(groups) < 2:
+        return f"hyperparameters differ: {names}", ""
+    counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
+    cause = f"optimizers have different numbers of parameter groups ({counts})"
+    return cause + (f", and hyperparameters differ: {names}" if names else ""), _FIX_GROUPS
+
+
+def _group_counts(attempt: Attempt, root: Disagreement) -> list[tuple[str, tuple[int, ...]]]:
+    """Ranks by the number of parameter groups of their optimizer at that step."""
+    counts = {}
+    for rank in root.digests:
+        values = attempt.ranks[rank].hyper_at(root.key.optimizer, root.key.step)
+        groups = {name.partition(".")[0] for name, value in values.items() if value is not None}
+        counts[rank] = str(sum(group.isdigit() for group in groups))
+    return groups_of(counts)
+
+
+@RULE.explains_parameters(Precedence.WRITTEN_OUTSIDE_STEP - 5)
+def _second_optimizer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
+    """An optimizer steps the module on some ranks only, beside one that all ranks step.
+
+    Its first step must come before the divergence and after the last step at which the parameters were equal.
+    """
+    if recreated_optimizer(attempt, module) is not None:
+        return None
+    ranks = attempt.of_module(module)
+    first_steps = {
+        number: {owner: begun for (key, owner), begun in rank.first_steps.items() if key == module}
+        for number, rank in ranks.items()
+    }
+    shared = set.intersection(*(set(steps) for steps in first_steps.values())) if first_steps else set()
+    if first.key.optimizer not in shared or set(first_steps) & attempt.agreement.impaired:
+        return None
+    # Each rank of a sharded step has optimizers of its own.
+    if all(set(steps) - shared for steps in first_steps.values()):
+        return None
+    agreed = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).agreed_before(first.key)
+    by_rank = {}
+    for number, steps in first_steps.items():
+        digest = first.digests.get(number)
+        until = (digest.forward or 0) if isinstance(digest, DigestRecord) else 0
+        # Forwards are counted, of which a step may have several.
+        since = (agreed + 1) * until / (first.key.step + 1)
+        own = {owner for owner in set(steps) - shared if since <= steps[owner] <= until}
+        if own:
+            by_rank[number] = own
+    if not by_rank:
+        return None
+    example = min(by_rank)
+    record = ranks[example].optimizers.get((min(by_rank[example]), module))
+    what = (
+        f"{record.name}{f' at {record.where}' if record.where else ''}"
+        if record is not None
+        else "an optimizer"
+    )
     return Explanation(
-        cause="hyperparameters differ: " + ", ".join(names), root=root, evidence={"hyperparameters": rows}
+        cause=f"a second optimizer ({what}) steps parameters of the module on {name_ranks(tuple(by_rank))} only",
+        ranks=tuple(sorted(by_rank)),
+        evidence={"second_optimizer_on_ranks": sorted(by_rank)},
+        fix=_FIX_SECOND,
     )
 
 
@@ -79,7 +166,9 @@ def _parameter_groups(attempt: Attempt, module: ModuleKey, first: Disagreement) 
     union = frozenset().union(*held.values())
     missing = {rank: union - indices for rank, indices in held.items() if indices < union}
     if not missing:
-        return Explanation(cause="parameters in another order or other groups", evidence=evidence)
+        return Explanation(
+            cause="parameters in another order or other groups", evidence=evidence, fix=_FIX_ORDER
+        )
     rank = min(missing)
     ranks = [other for other, indices in missing.items() if indices == missing[rank]]
     rows = tensor_rows(attempt, first)
@@ -87,7 +176,7 @@ def _parameter_groups(attempt: Attempt, module: ModuleKey, first: Disagreement) 
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     shown = ", ".join(names[:_MOST_NAMES])
     cause = f"the optimizer does not hold {shown}{more} on {name_ranks(ranks)}, but does on other ranks"
-    return Explanation(cause=cause, evidence=evidence)
+    return Explanation(cause=cause, evidence=evidence, fix=_FIX_MISSING)
 
 
 @RULE.explains_parameters(Precedence.OPTIMIZER_STATE)
@@ -151,7 +240,56 @@ def _hyperparameter_rows(attempt: Attempt, root: Disagreement) -> list[dict[str,
 
 
 def find(context: RuleContext) -> list[Finding]:
-    return [finding for module in context.modules() for finding in _of_module(context, module)]
+    findings = [finding for module in context.modules() for finding in _of_module(context, module)]
+    return findings + ([] if findings else _of_shards(context))
+
+
+def _of_shards(context: RuleContext) -> list[Finding]:
+    """Shards have no replica that could diverge, or the ranks that differ hold other shards."""
+    found = [_shard_settings(context, difference) for difference in settings_differences(context.attempt)]
+    for module in unreplicated(context.attempt):
+        differing = described_differently(context.attempt, module)
+        if differing:
+            found.append(_described(context, module, differing))
+    return found
+
+
+def _shard_settings(context: RuleContext, difference: SettingsDifference) -> Finding:
+    rows = difference.rows()
+    names = ", ".join(sorted({row["name"] for row in rows}))
+    groups = groups_of({rank: repr([row["by_rank"][str(rank)] for row in rows]) for rank in difference.ranks})
+    return context.finding(
+        RULE,
+        f"From step {difference.step} on, hyperparameters of {difference.name} differ across ranks: {names}. Each rank "
+        "updates its shards with its own values, so parts of the model are trained differently.",
+        step=difference.step,
+        stage=Stage.PARAMS.value,
+        ranks=outlier_ranks([ranks for _, ranks in groups]),
+        evidence={"hyperparameters": rows, "replicas_agree": True},
+        cause=f"hyperparameters differ: {names}",
+        fix=_FIX,
+    )
+
+
+def _described(context: RuleContext, module: ModuleKey, differing: dict[str, dict[int, str]]) -> Finding:
+    name, by_rank = next(iter(differing.items()))
+    groups = [ranks for _, ranks in groups_of(by_rank)]
+    values = "; ".join(f"{name_ranks(ranks)}: {by_rank[ranks[0]]}" for ranks in groups)
+    more = f" and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+    return context.finding(
+        RULE,
+        f"Ranks step shards of different parameters: {name}{more} ({values}).",
+        parameter=name,
+        ranks=outlier_ranks(groups),
+        evidence={
+            "parameters": {
+                key: {str(rank): text for rank, text in row.items()} for key, row in differing.items()
+            },
+            "replicas_agree": True,
+        },
+        cause="parameters differ in dtype, shape or training across ranks, or are missing on some",
+        fix="Build the model, freeze its layers and create the optimizer in the same way on every rank.",
+    )
 
 
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
@@ -162,7 +300,11 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     if recreated is not None:
         return [_recreated(context, module, recreated)]
     root = context.attempt.agreement.hyper.get(module)
-    return [] if root is None else [_no_divergence_yet(context, root)]
+    if root is None:
+        return []
+    if _is_sharded(context.attempt, module, root.key.optimizer):
+        return [_sharded(context, root)]
+    return [_no_divergence_yet(context, root)]
 
 
 def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
@@ -173,12 +315,13 @@ def _diverged(context: RuleContext, divergence: Divergence) -> Finding:
     return context.finding(
         RULE,
         f"Replicas diverge {divergence.when}: {divergence.cause}. "
-        f"Outlier: {name_ranks(first.outlier_ranks())}.",
+        f"Outlier: {name_ranks(divergence.ranks or first.outlier_ranks())}.",
         disagreement=first,
+        ranks=divergence.ranks or first.outlier_ranks(),
         parameter=names[0] if names else None,
         evidence=evidence,
         cause=divergence.cause,
-        fix=_FIX,
+        fix=divergence.fix or _FIX,
     )
 
 
@@ -204,17 +347,36 @@ def _recreated(context: RuleContext, module: ModuleKey, recreated: RecreatedOpti
     )
 
 
+def _sharded(context: RuleContext, root: Disagreement) -> Finding:
+    """Each rank steps its own part of the parameters and broadcasts it: replicas stay equal, and are wrong."""
+    rows = _hyperparameter_rows(context.attempt, root)
+    names = ", ".join(sorted({row["name"] for row in rows}))
+    return context.finding(
+        RULE,
+        f"From step {root.key.step} on, hyperparameters of a sharded optimizer differ across ranks: {names}. Each rank "
+        "updates its part of the parameters with its own values and broadcasts the result, so replicas agree, but "
+        "parts of the model are trained differently.",
+        disagreement=root,
+        ranks=tuple(sorted(root.digests)),
+        evidence={"hyperparameters": rows, "replicas_agree": True},
+        cause=f"hyperparameters differ: {names}",
+        fix=_FIX,
+    )
+
+
 def _no_divergence_yet(context: RuleContext, root: Disagreement) -> Finding:
     params = context.attempt.agreement.stats_of(root.key.module, Stage.PARAMS, TensorKind.PARAMETERS)
     exact = params.agreed_before(root.key) + 1 >= root.key.step
+    rows = _hyperparameter_rows(context.attempt, root)
+    cause, fix = _difference(context.attempt, root, rows)
     return context.finding(
         RULE,
-        f"From step {root.key.step} {'on' if exact else 'at the latest'}, hyperparameters differ across ranks. "
+        f"From step {root.key.step} {'on' if exact else 'at the latest'}, optimizers differ across ranks: {cause}. "
         "The parameters do not differ yet.",
         severity=Severity.NOTE,
         disagreement=root,
         ranks=tuple(sorted(root.digests)),
-        evidence={"hyperparameters": _hyperparameter_rows(context.attempt, root)},
-        cause="hyperparameters differ",
-        fix=_FIX,
+        evidence={"hyperparameters": rows},
+        cause=cause,
+        fix=fix or _FIX,
     )

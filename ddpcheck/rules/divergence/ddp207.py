@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
@@ -12,11 +14,13 @@ from ddpcheck.analysis.divergence.explain import (
     Explanation,
     Precedence,
     recreated_optimizer,
+    stepped_parameters,
     undigested_windows,
 )
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import RankStatus
+from ddpcheck.analysis.sharding.settings import shard_steps
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
@@ -93,13 +97,47 @@ def _by_majority(root: Disagreement) -> tuple[str, tuple[int, ...]]:
 
 
 def find(context: RuleContext) -> list[Finding]:
-    return [finding for module in context.modules() for finding in _of_module(context, module)]
+    findings = [finding for module in context.modules() for finding in _of_module(context, module)]
+    return findings or _of_shards(context)
+
+
+def _of_shards(context: RuleContext) -> list[Finding]:
+    """Steps of parameters without replica. No digest shows that some ranks did not update their part."""
+    finished = {row.rank for row in context.with_status(RankStatus.FINISHED)}
+    findings = []
+    for (name, where), steps in shard_steps(context.attempt).items():
+        groups = groups_of({rank: str(count) for rank, count in steps.items()})
+        if len(groups) < 2 or not steps.keys() <= finished:
+            continue
+        if not all(context.attempt.ranks[rank].counts_steps for rank in steps):
+            continue
+        counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
+        findings.append(
+            context.finding(
+                RULE,
+                f"Ranks took a different number of steps with {name} ({counts}). Each rank updates its own shards, so "
+                "parts of the model are some steps behind.",
+                stage=Stage.PARAMS.value,
+                ranks=outlier_ranks([ranks for _, ranks in groups]),
+                evidence={
+                    "steps": {str(rank): count for rank, count in steps.items()},
+                    "where": where,
+                    "replicas_agree": True,
+                },
+                cause="some ranks took more steps than others",
+                fix=_FIX,
+            )
+        )
+    return findings
 
 
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     divergence = context.divergence(module).parameters
     if divergence is not None and divergence.code == RULE.code:
         return [_diverged(context, divergence)]
+    # DDP206 reports an optimizer that only some ranks step.
+    if divergence is not None and "second_optimizer_on_ranks" in divergence.evidence:
+        return []
     # A recreated optimizer counts its steps from zero; DDP206 reports it.
     if context.attempt.joined(module) or recreated_optimizer(context.attempt, module) is not None:
         return []
@@ -133,6 +171,8 @@ def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
         return []
     if not all(context.attempt.ranks[rank].counts_steps for rank in module[0]):
         return []
+    if _received(context.attempt, module):
+        return []
     optimizers = {
         optimizer
         for data in context.attempt.of_module(module).values()
@@ -142,6 +182,8 @@ def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
     findings = []
     for optimizer in sorted(optimizers):
         steps = _steps(context.attempt, module, optimizer)
+        if _is_sharded(context.attempt, module, optimizer, steps):
+            continue
         groups = groups_of({rank: str(count) for rank, count in steps.items()})
         if len(groups) < 2:
             continue
@@ -160,6 +202,33 @@ def _totals(context: RuleContext, module: ModuleKey) -> list[Finding]:
             )
         )
     return findings
+
+
+def _is_sharded(attempt: Attempt, module: ModuleKey, optimizer: int, steps: Mapping[int, int]) -> bool:
+    """Whether ranks that take no step with this optimizer hold none of its parameters, and replicas stay equal.
+
+    Each rank of a sharded step has an optimizer of its own part, and a part may be empty.
+    """
+    params = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS)
+    reunions = attempt.agreement.reunions.get(module)
+    if params.first is not None or reunions is None or not reunions.count:
+        return False
+    held = stepped_parameters(attempt, module, optimizer)
+    counts = {count for rank, count in steps.items() if held.get(rank)}
+    return len(set(held.values())) == len(held) and len(counts) == 1
+
+
+def _received(attempt: Attempt, module: ModuleKey) -> bool:
+    """Whether some ranks have no optimizer and receive the result of every step: by a broadcast, for example."""
+    with_optimizer = {
+        number: any(key == module and optimizer >= 0 for key, optimizer in rank.steps)
+        for number, rank in attempt.of_module(module).items()
+    }
+    if len(set(with_optimizer.values())) < 2:
+        return False
+    compared, differing = attempt.agreement.received.get(module, (0, 0))
+    final = {rank.final.get(module) for rank in attempt.of_module(module).values()}
+    return len(final) == 1 and compared > 0 and 2 * differing <= compared
 
 
 def _steps(attempt: Attempt, module: ModuleKey, optimizer: int) -> dict[int, int]:

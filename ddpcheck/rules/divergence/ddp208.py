@@ -31,13 +31,29 @@ _FIX = (
     "reduced; those of autograd.grad are not."
 )
 
+_FIX_IN_FORWARD = (
+    "Do not write to parameters in the forward: each rank has another batch there. Keep running values as buffers, "
+    "which DDP broadcasts from rank 0, or compute the written values from activations that were all-reduced first."
+)
+_FIX_BEFORE_STEP = (
+    "Write to parameters between backward and step only by values that are equal on every rank: reduce or broadcast "
+    "them first."
+)
+_FIX_BY_HAND = (
+    "Update parameters from gradients that DDP has reduced: forward through the wrapper outside no_sync(), then "
+    "loss.backward(), then the update. Gradients of autograd.grad are not reduced: all-reduce them and divide by the "
+    "number of ranks."
+)
+
 
 @RULE.explains_parameters(Precedence.WRITTEN_OUTSIDE_STEP)
 def _written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     root = attempt.agreement.rewritten.get(module)
     if root is None or root.key.step > first.key.step:
         return None
-    return Explanation(cause=f"written {_when(attempt, root)}, {_by_which_ranks(root)}", root=root)
+    return Explanation(
+        cause=f"written {_when(attempt, root)}, {_by_which_ranks(root)}", root=root, fix=_fix(attempt, root)
+    )
 
 
 @RULE.explains_parameters(Precedence.UNEXPLAINED - 10)
@@ -50,14 +66,28 @@ def _perhaps_written(attempt: Attempt, module: ModuleKey, first: Disagreement) -
         f"written {_when(attempt, root)}, {_by_which_ranks(root)}; the parameters after the step before were not "
         "compared, so that they may have differed already"
     )
-    return Explanation(cause=cause, root=root)
+    return Explanation(cause=cause, root=root, fix=_fix(attempt, root))
 
 
-def _when(attempt: Attempt, root: Disagreement) -> str:
+def _window(attempt: Attempt, root: Disagreement) -> str:
+    """The part of the step in which all ranks that are known to have written did so; empty if they differ."""
     module = root.key.module
     ranks = attempt.of_module(module).values()
     windows = {rank.writes[module] for rank in ranks if module in rank.writes}
-    window = windows.pop() if len(windows) == 1 else ""
+    return windows.pop() if len(windows) == 1 else ""
+
+
+def _fix(attempt: Attempt, root: Disagreement) -> str:
+    window = _window(attempt, root)
+    if window and is_stored_as(window, WriteWindow.IN_FORWARD):
+        return _FIX_IN_FORWARD
+    if window and is_stored_as(window, WriteWindow.AFTER_BACKWARD):
+        return _FIX_BEFORE_STEP
+    return _FIX
+
+
+def _when(attempt: Attempt, root: Disagreement) -> str:
+    window = _window(attempt, root)
     if window and not is_stored_as(window, WriteWindow.BEFORE_FORWARD):
         return reason_text(window)
     return "between two steps" if root.key.step > 0 else "between wrapping and the first step"
@@ -92,7 +122,9 @@ def _no_optimizer(attempt: Attempt, module: ModuleKey, first: Disagreement) -> E
         how = "no backward() ran before the update" if how == "none" else how
         cause += f" from gradients that DDP did not reduce: {how}"
     return Explanation(
-        cause=cause, evidence={"last_backward": {str(rank): how for rank, how in backwards.items()}}
+        cause=cause,
+        evidence={"last_backward": {str(rank): how for rank, how in backwards.items()}},
+        fix=_FIX_BY_HAND if not_reduced else "",
     )
 
 
@@ -142,5 +174,5 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
         ranks=root.outlier_ranks() if len(root.groups()) > 1 else first.outlier_ranks(),
         evidence=evidence,
         cause=divergence.cause,
-        fix=_FIX,
+        fix=divergence.fix or _FIX,
     )

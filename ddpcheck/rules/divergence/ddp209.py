@@ -24,6 +24,13 @@ RULE = Rule(
     order=210.6,
 )
 
+_FIX = "Check that rank's batch and loss at that step. Skip such a step on all ranks together."
+_FIX_IN_REDUCTION = (
+    "If the gradients are float16, or a communication hook makes them so, their sum over all ranks exceeds its range: "
+    "reduce in float32 or bfloat16, lower the loss scale, or divide before the sum. Otherwise suspect the network or "
+    "the memory of a rank."
+)
+
 
 def find(context: RuleContext) -> list[Finding]:
     """Only applied gradients count: a gradient scaler that detects an overflow skips the step."""
@@ -48,14 +55,18 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
         if searched
         else f"Not every step is searched; they were first seen at step {origin.step} on"
     )
+    # Finite gradients whose sum is not: no rank is at fault.
+    in_reduction = not origin.gradients
+    where = "the reduction" if in_reduction else name_ranks(origin.ranks)
+    spread = "" if in_reduction else "; the reduction spread them to all ranks"
+    appeared = appeared.removesuffix(" on") + (" in" if in_reduction else " on")
     return [
         context.finding(
             RULE,
-            f"At step {step} gradients with NaN or infinity were applied. {appeared} {name_ranks(origin.ranks)}, in "
-            f"{name}; the reduction spread them to all ranks.",
+            f"At step {step} gradients with NaN or infinity were applied. {appeared} {where}, in {name}{spread}.",
             module=module,
             step=origin.step,
-            stage=Stage.LOCAL.value,
+            stage=(Stage.REDUCED if in_reduction else Stage.LOCAL).value,
             parameter=name,
             ranks=origin.ranks,
             evidence={
@@ -65,7 +76,7 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
                 "applied_on_ranks": _ranks_that_applied(context, module, step, applied),
             },
             cause=_cause(origin, name, trained),
-            fix="Check that rank's batch and loss at that step. Skip such a step on all ranks together.",
+            fix=_FIX_IN_REDUCTION if in_reduction else _FIX,
         )
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import zip_longest
 from typing import Any
 
@@ -129,16 +130,33 @@ def _at_the_end(context: RuleContext, module: ModuleKey) -> list[Finding]:
 def _not_synchronised(context: RuleContext, first: Disagreement, evidence: dict[str, Any]) -> Finding:
     differing = evidence["parameters"]
     names = differing["names"]
+    learned = sorted(set(names) & _learned(context, first.key.module))
+    stats = context.attempt.agreement.stats_of(first.key.module, Stage.INIT_AFTER, TensorKind.BUFFERS)
+    # Buffers that differed from the start are the finding of DDP101.
+    drifted = bool(learned) and stats.first is None
     return context.finding(
         RULE,
         f"DDP does not synchronise buffers here, and {differing['count']} of {differing['of']} differ across ranks at "
         f"the end, not counting normalisation statistics. Outlier: {name_ranks(first.outlier_ranks())}. Each rank "
         "evaluates a different model, and a checkpoint depends on the rank that saves it.",
-        severity=Severity.NOTE,
+        severity=Severity.WARNING if drifted else Severity.NOTE,
         disagreement=first,
-        parameter=names[0] if names else None,
+        parameter=(learned or names or [None])[0],
         evidence=evidence,
         cause="broadcast_buffers=False, and buffers that each rank updates from its own data",
         fix="Update them from values that were reduced or gathered first (a codebook by all_reduce of its sums, a "
         "queue by all_gather of its keys). Nothing, if each rank is meant to have its own buffers.",
     )
+
+
+def _learned(context: RuleContext, module: ModuleKey) -> set[str]:
+    """Buffers that hold more than a number: codebooks, queues, statistics. A counter or a running loss is a rank's own.
+
+    What checkpoints do not contain is not compared at all.
+    """
+    record = next(iter(context.attempt.of_module(module).values())).latest[module]
+    return {
+        str(name)
+        for name, dtype, shape, *_ in record.buffers
+        if "float" in str(dtype) and math.prod(shape) > 1
+    }

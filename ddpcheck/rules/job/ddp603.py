@@ -15,6 +15,8 @@ from ddpcheck.analysis.hang.stacks import (
     rank_stacks,
     stack_evidence,
 )
+from ddpcheck.analysis.hang.stall import stall_that_ended_the_job
+from ddpcheck.analysis.node_notes import Hang
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Rule
@@ -39,6 +41,8 @@ _MOST_GROUPS = 4
 
 def find(context: RuleContext) -> list[Finding]:
     hang = context.notes.hangs.get(context.attempt.session)
+    gave_up = stall_that_ended_the_job(context) if hang is None else None
+    hang = hang or gave_up
     if hang is None or not context.attempt.ranks:
         return []
     stacks = rank_stacks(context.attempt, hang)
@@ -54,13 +58,14 @@ def find(context: RuleContext) -> list[Finding]:
     return [
         context.finding(
             RULE,
-            f"No rank made progress for {hang.seconds:.0f} s, so ddpcheck stopped the job: {states}{more}."
+            _opening(hang, gave_up is not None)
+            + f" {states}{more}."
             + (
                 f" {conflict.cause[0].upper()}{conflict.cause[1:]}."
                 if conflict and conflict.cause != mistake.cause
                 else ""
             ),
-            step=first.step if first is not None else None,
+            step=mistake.step if mistake.step is not None else first.step if first is not None else None,
             stage=_stage(first),
             ranks=mistake.ranks,
             evidence={"seconds": hang.seconds, "standings": stack_evidence(groups)}
@@ -69,6 +74,12 @@ def find(context: RuleContext) -> list[Finding]:
             fix=mistake.fix,
         )
     ]
+
+
+def _opening(hang: Hang, gave_up: bool) -> str:
+    if gave_up:
+        return f"No rank made progress for {hang.seconds:.0f} s, and torch's own timeout ended the job. Last seen:"
+    return f"No rank made progress for {hang.seconds:.0f} s, so ddpcheck stopped the job:"
 
 
 def _first_waiting(stacks: Sequence[RankStack]) -> RankStack | None:

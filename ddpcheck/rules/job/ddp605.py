@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.step_coverage.build import MAIN_CHECKS, lost_checks
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.reasons import KERNEL_PROBE, KernelLoss
 from ddpcheck.rules.rule import Rule
@@ -44,6 +45,10 @@ _KERNEL_LOSSES = {
         "Report it with this message.",
     ),
     KernelLoss.NO_KERNEL: ("There is no kernel for this type of device", ""),
+    KernelLoss.LAUNCH: (
+        "The kernel could not be launched any more",
+        "If the device is out of memory, reduce what the job allocates. Otherwise report it with this message.",
+    ),
 }
 
 
@@ -98,14 +103,23 @@ def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tupl
         return _missing_name(context, entry, error, ranks)
     if entry.startswith(f"{KERNEL_PROBE}."):
         return _kernel_loss(context, entry, error, ranks)
+    probe = entry.partition(".")[0]
+    lost = lost_checks(probe)
+    checks = f"these checks are not complete from then on: {'; '.join(lost)}" if lost else ""
     return context.finding(
         RULE,
-        f"ddpcheck's probe {entry} failed{where_failed} and was disabled: {error}. Training was not affected; what "
-        "this probe checks was not checked from then on.",
+        f"ddpcheck's probe {entry} failed{where_failed} and was disabled: {error}. Training was not affected; "
+        f"{checks or 'what this probe checks was not checked from then on'}.",
+        severity=Severity.WARNING if probe in MAIN_CHECKS else Severity.NOTE,
         ranks=ranks,
-        evidence={"entry": entry, "error": error, "where": where},
+        evidence={"entry": entry, "error": error, "where": where, "lost_checks": list(lost)},
         cause="a bug in ddpcheck, or an unexpected environment",
-        fix="Report it with this message. The other checks of this run are valid.",
+        fix="Report it with this message. "
+        + (
+            "Until it is mended, a run without findings is no proof that replicas agree."
+            if probe in MAIN_CHECKS
+            else "The other checks of this run are valid."
+        ),
     )
 
 
@@ -129,13 +143,13 @@ def _kernel_loss(context: RuleContext, entry: str, error: str, ranks: tuple[int,
     return context.finding(
         RULE,
         f"{cause} ({error}): tensors on the device are read by operators of torch, which takes much longer"
-        f"{f' on {name_ranks(ranks)}' if ranks else ''}. The budget counts what that takes on the host. Digests and "
-        "sketches are the same.",
+        f"{f' on {name_ranks(ranks)}' if ranks else ''}. One step was checked first, and then as few as keep the cost "
+        "below the budget, at most 5 % of a step. Digests and sketches are the same.",
         severity=Severity.WARNING,
         ranks=ranks,
         evidence={"entry": entry, "error": error, "where": ""},
         cause=cause,
-        fix=fix or "Expect sparser checks, or a larger share of the step with --budget off.",
+        fix=fix or "--budget off checks every step, which may take longer than the step itself.",
     )
 
 
@@ -148,6 +162,7 @@ def _unwritten(context: RuleContext, rank: int, text: str) -> Finding:
     return context.finding(
         RULE,
         message,
+        severity=Severity.WARNING,
         ranks=(rank,),
         evidence={"error": text},
         cause="the run folder cannot be written",

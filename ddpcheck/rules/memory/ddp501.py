@@ -57,7 +57,7 @@ def _growing(context: RuleContext, growing: Mapping[int, MemoryGrowth]) -> Findi
             "last": growth.last,
         },
         cause="the job keeps something from every step: a loss or an output with its graph, a list that is "
-        "never cleared, a cache without a limit",
+        "never cleared, a cache without a limit, or a buffer that is still filling up",
         fix="Keep numbers instead of tensors (loss.item() or loss.detach()), and clear what accumulates per step.",
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from typing import Any
+
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_sharded, is_unwrapped
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import node_findings, same_parameter_names
 from ddpcheck.analysis.evidence import of_disagreement
@@ -27,7 +30,8 @@ def find(context: RuleContext) -> list[Finding]:
     findings = [
         finding
         for module in context.modules()
-        if same_parameter_names(context.attempt, module)
+        # Parameters outside of DDP that differ from the start are a finding of DDP211.
+        if same_parameter_names(context.attempt, module) and not is_unwrapped(module)
         for kind in (TensorKind.PARAMETERS, TensorKind.BUFFERS)
         for finding in _of_module(context, module, kind)
     ]
@@ -43,6 +47,8 @@ def _of_module(context: RuleContext, module: ModuleKey, kind: TensorKind) -> lis
     options = context.attempt.ranks[min(first.digests)].latest[module].options
     differing = evidence["parameters"]
     names = differing["names"]
+    if is_sharded(module):
+        return [_shards(context, first, evidence)]
     return [
         context.finding(
             RULE,
@@ -56,6 +62,24 @@ def _of_module(context: RuleContext, module: ModuleKey, kind: TensorKind) -> lis
             "the same values on every rank before wrapping.",
         )
     ]
+
+
+def _shards(context: RuleContext, first: Disagreement, evidence: dict[str, Any]) -> Finding:
+    """Compared when an optimizer first steps them. No wrapper of shards broadcasts along replicated dimensions."""
+    differing = evidence["parameters"]
+    names = differing["names"]
+    return context.finding(
+        RULE,
+        f"Before the first step, {differing['count']} of {differing['of']} shards differ between ranks that hold "
+        f"replicas of each other's shards. Outlier: {name_ranks(first.outlier_ranks())}.",
+        disagreement=first,
+        parameter=names[0] if names else None,
+        evidence=evidence,
+        cause="the replicas had different values before they were sharded: fully_shard and replicate of FSDP2 do not "
+        "broadcast parameters, and FSDP1 only with sync_module_states=True",
+        fix="Initialise from the same seed or load the same checkpoint on every rank, or broadcast the parameters "
+        "from one rank before you shard them.",
+    )
 
 
 def _ignored(context: RuleContext, module: ModuleKey) -> list[Finding]:

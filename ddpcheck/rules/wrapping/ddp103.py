@@ -29,6 +29,10 @@ _SAME_ORDER = (
     "Build the model in the same order on every rank: iterate over lists or sorted names, never over sets, and "
     "keep conditions that depend on the rank out of the constructor."
 )
+_SAME_TYPE = (
+    "Build the model with the same sizes and convert it to the same dtype on every rank before wrapping: keep what "
+    "depends on the rank, its device or its files out of both."
+)
 _SAME_IGNORED = (
     "Let DDP ignore the same parameters on every rank. Keep parameters that only one rank trains outside DDP."
 )
@@ -60,6 +64,8 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
             "DDP is configured to ignore different parameters: the ignored ones are not the same on all ranks"
         )
         evidence["ignored"] = {str(rank): ", ".join(names) or "nothing" for rank, names in ignored.items()}
+    elif [row[0] for row in majority] == [row[0] for row in other]:
+        cause = f"the same parameters with {_other_property(majority[index], other[index])}"
     elif {row[0] for row in majority} == {row[0] for row in other}:
         cause = "the same names in another order"
     else:
@@ -75,7 +81,11 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
             ranks=outlier_ranks([ranks for _, ranks in groups]),
             evidence=evidence,
             cause=cause,
-            fix=_SAME_IGNORED if ignored_differ else _SAME_ORDER,
+            fix=_SAME_IGNORED
+            if ignored_differ
+            else _SAME_TYPE
+            if cause.startswith("the same p")
+            else _SAME_ORDER,
         )
     ]
 
@@ -87,6 +97,12 @@ def _first_difference(majority: list[list[Any]], other: list[list[Any]]) -> tupl
     index = min(len(majority), len(other))
     longer = majority if len(majority) > len(other) else other
     return index, str(longer[index][0])
+
+
+def _other_property(one: list[Any], other: list[Any]) -> str:
+    if one[1] != other[1]:
+        return f"another dtype ({one[1]}, {other[1]})" + ("" if one[2] == other[2] else " and shape")
+    return "another shape"
 
 
 def _describe(rows: list[list[Any]], index: int) -> str:

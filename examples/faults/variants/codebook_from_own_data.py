@@ -1,12 +1,11 @@
 """A codebook that each rank updates from its own batch, with buffer broadcasting switched off.
 
-Ranks quantise to codes of their own after a while. It may be meant, as a rank's own notes are, so it is a note.
+Ranks quantise to codes of their own after a while, and the checkpoint holds those of one rank.
 
 variant of: -
 seen in: -
 ranks: 2
 expect: DDP210
-severity: note
 cause: broadcast_buffers=False, and buffers that each rank updates from its own data
 stage: buffers.end
 step: none

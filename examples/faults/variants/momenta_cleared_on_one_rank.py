@@ -4,7 +4,7 @@ variant of: optimizer_state_on_rank_0
 seen in: -
 ranks: 3
 expect: DDP201
-cause: all applied the same gradients with the same hyperparameters
+cause: all applied the same gradients
 stage: params
 step: 3
 odd ranks: 1

@@ -4,7 +4,6 @@ variant of: -
 seen in: -
 ranks: 2
 expect: DDP605
-severity: note
 cause: could not continue to write its records
 step: none
 odd ranks: 1

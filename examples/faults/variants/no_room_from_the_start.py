@@ -5,7 +5,6 @@ seen in: -
 ranks: 3
 launcher: environment
 expect: DDP605
-severity: note
 cause: rank 2 could not write any record
 step: none
 odd ranks: 2

@@ -19,10 +19,13 @@ from . import (  # noqa: F401
     groups,
     hooks,
     optimizers,
+    outside,
     parameters,
     precision,
     reduction,
+    replays,
     several_models,
+    sharded,
     transparency,
     weights,
 )

@@ -269,12 +269,21 @@ def test_no_event_without_a_training_forward(tracker: BackwardTracker, log: Even
     assert (counts(tracker), tracker.window.last, log) == ((0, 0, 0, 0), BackwardState.NONE, [])
 
 
-def test_no_sync(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+@pytest.mark.parametrize(
+    ("by_context", "reason"), [(True, UnsyncedReason.NO_SYNC), (False, UnsyncedReason.FLAG_OFF)]
+)
+def test_no_sync(
+    net: Net, tracker: BackwardTracker, log: EventLog, by_context: bool, reason: UnsyncedReason
+) -> None:
+    tracker._tracked.uses_no_sync = by_context
     net.require_backward_grad_sync = False
     tracker.forward(armed=False)
     net(X).sum().backward()
-    assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.NO_SYNC)
-    assert (counts(tracker), log.events) == ((0, 1, 0, 1), ["unsynced_backward_begun"])
+    assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, reason)
+    assert (counts(tracker), log.events) == (
+        (0, 1, 0, 1),
+        ["unsynced_backward_begun", "unsynced_gradients_ready"],
+    )
 
 
 def test_gradient_accumulation(net: Net, tracker: BackwardTracker) -> None:
@@ -285,16 +294,59 @@ def test_gradient_accumulation(net: Net, tracker: BackwardTracker) -> None:
     assert (counts(tracker), tracker.window.last) == ((1, 2, 1, 2), BackwardState.SYNCED)
 
 
-def test_forward_inside_no_sync_and_backward_outside(net: Net, tracker: BackwardTracker) -> None:
+@pytest.mark.parametrize(
+    ("by_context", "reason"),
+    [(True, UnsyncedReason.FORWARD_IN_NO_SYNC), (False, UnsyncedReason.FLAG_SWITCHED)],
+)
+def test_forward_inside_no_sync_and_backward_outside(
+    net: Net, tracker: BackwardTracker, by_context: bool, reason: UnsyncedReason
+) -> None:
+    tracker._tracked.uses_no_sync = by_context
     tracker.forward(armed=False)
     net(X).sum().backward()
-    assert tracker.window.reason is UnsyncedReason.FORWARD_IN_NO_SYNC
+    assert tracker.window.reason is reason
+
+
+def test_the_latest_forward_decides(net: Net, tracker: BackwardTracker) -> None:
+    """The flag is switched between forward and backward, so that every second batch is reduced."""
+    for armed in (True, False):
+        tracker.forward(armed)
+        net(X).sum().backward()
+    assert tracker.window.reason is UnsyncedReason.FLAG_SWITCHED
+
+
+def test_a_step_inside_the_backward(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
+    seen = []
+
+    def step(parameter: torch.Tensor) -> None:
+        tracker.before_step()
+        seen.append((tracker.window.last, tracker.window.reason))
+        tracker.close_window()
+
+    first = next(parameter for parameter in net.parameters() if parameter.requires_grad)
+    first.register_post_accumulate_grad_hook(step)
+    tracker.forward(armed=True)
+    net(X).sum().backward()
+    assert seen == [(BackwardState.UNSYNCED, UnsyncedReason.IN_BACKWARD)]
+    # The reduction comes after it, and is still observed.
+    assert log.events[-1] == "gradients_reduced"
+
+
+def test_a_step_after_the_backward(net: Net, tracker: BackwardTracker) -> None:
+    tracker.forward(armed=True)
+    net(X).sum().backward()
+    tracker.before_step()
+    assert (tracker.window.last, tracker.window.reason) == (BackwardState.SYNCED, None)
 
 
 def test_bypassed_wrapper(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
     net(X).sum().backward()
     assert (tracker.window.last, tracker.window.reason) == (BackwardState.UNSYNCED, UnsyncedReason.BYPASS)
-    assert (counts(tracker), tracker.number, log.events) == ((0, 0, 0, 1), 0, ["unsynced_backward_begun"])
+    assert (counts(tracker), tracker.number, log.events) == (
+        (0, 0, 0, 1),
+        0,
+        ["unsynced_backward_begun", "unsynced_gradients_ready"],
+    )
 
 
 def test_manual_update_before_an_unsynced_backward_ends_the_step(net: Net, log: EventLog) -> None:
@@ -337,7 +389,10 @@ def test_a_second_backward_on_one_forward(net: Net, tracker: BackwardTracker, lo
         BackwardState.UNSYNCED,
         UnsyncedReason.SECOND_BACKWARD,
     )
-    assert (counts(tracker), log.events[event_count:]) == ((1, 0, 1, 1), ["unsynced_backward_begun"])
+    assert (counts(tracker), log.events[event_count:]) == (
+        (1, 0, 1, 1),
+        ["unsynced_backward_begun", "unsynced_gradients_ready"],
+    )
 
 
 def test_unfinished_reduction(net: Net, tracker: BackwardTracker, log: EventLog) -> None:
@@ -399,9 +454,32 @@ def test_nested_backwards_do_not_end_the_outer_one(net: Net, tracker: BackwardTr
     assert counts(tracker) == (1, 0, 1, 0)
 
 
+def test_parameters_that_have_another_place_since_wrapping(net: Net, tracker: BackwardTracker) -> None:
+    """Hooks know the order of the wrapping, probes that of the module."""
+    tracked = tracker._tracked
+    assert tracker.reducer_indices == {1, 2, 3, 4}
+    body = net.body
+    del net.body
+    net.renamed = body
+    tracked.refresh()
+    assert [slot.name for slot in tracked.parameters] == [
+        "frozen",
+        "head.weight",
+        "head.bias",
+        "renamed.weight",
+        "renamed.bias",
+    ]
+    tracker.forward(armed=True)
+    net.head(net.renamed(X)).sum().backward()
+    assert tracker.fired_order()[:2] in ([1, 2], [2, 1])
+    assert sorted(tracker.fired_order()) == [1, 2, 3, 4]
+    tracked.module().head.requires_grad_(False)
+    assert tracker.reducer_indices == {1, 2, 3, 4}
+
+
 def test_gradients_only_in_nested_backwards(tracker: BackwardTracker, net: Net, log: EventLog) -> None:
     """The end of the outer backward is not observed. `drain` detects that all gradients are complete."""
-    tracker.reducer_indices -= {3, 4}
+    tracker._reducer_positions -= {3, 4}
     net.head.requires_grad_(False)
     tracker.forward(armed=True)
     net(X, nested=True).sum().backward()

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from ddpcheck.agent import budget as budget_module
-from ddpcheck.agent.budget import EPOCH, SCHEDULES, UNMEASURED, Budget, Schedule
+from ddpcheck.agent.budget import (
+    ALL_SCHEDULES,
+    EPOCH,
+    SCHEDULES,
+    SLOW_READS_SHARE,
+    UNMEASURED,
+    Budget,
+    Schedule,
+)
 from ddpcheck.config import Config, parse_budget
 from ddpcheck.probes.probe import BudgetItem
 from ddpcheck.records.kinds.timing import CostRecord
@@ -32,16 +40,21 @@ class Rank:
         costs_us: tuple[int, int, int] = (0, 0, 0),
         fixed_us: int = 0,
     ) -> None:
-        self.now, self.own = 0, 0
+        self.now, self.own_ns = 0, 0
         self.records: list[Record] = []
         self.step_us, self.costs_us, self.fixed_us = step_us, costs_us, fixed_us
         self.steps = 0
-        self.probe_ns = {"gradients": 0, "parameters": 0}
+        self.spent_by_probe = {"gradients": 0, "parameters": 0}
+        self.spent_by_item = [0] * len(BudgetItem)
         self._monkeypatch = monkeypatch
         self._use_clock()
-        self.budget = Budget(
-            Config(budget=option), exchange, self.records.append, lambda: self.own, self.probe_ns
-        )
+        self.budget = Budget(Config(budget=option), exchange, self.records.append, self)
+
+    def probe_ns(self) -> dict[str, int]:
+        return dict(self.spent_by_probe)
+
+    def item_ns(self) -> list[int]:
+        return list(self.spent_by_item)
 
     def _use_clock(self) -> None:
         self._monkeypatch.setattr(budget_module, "perf_counter_ns", lambda: self.now)
@@ -53,11 +66,11 @@ class Rank:
         for item in BudgetItem:
             if ran[item]:
                 spent = self.costs_us[item] * MICRO
-                self.budget.item_ns[item] += spent
-                self.probe_ns["parameters" if item is BudgetItem.PARAMS else "gradients"] += spent
-                self.own += spent
+                self.spent_by_item[item] += spent
+                self.spent_by_probe["parameters" if item is BudgetItem.PARAMS else "gradients"] += spent
+                self.own_ns += spent
                 self.now += spent
-        self.own += self.fixed_us * MICRO
+        self.own_ns += self.fixed_us * MICRO
         self.now += (self.step_us + self.fixed_us) * MICRO
         self.budget.step_done(0, self.steps)
         self.steps += 1
@@ -80,7 +93,8 @@ def make_rank(monkeypatch: pytest.MonkeyPatch) -> MakeRank:
 
 def test_schedules_become_sparser_and_stay_nested() -> None:
     assert SCHEDULES[0] == Schedule(1, 1, 1)
-    for dense, sparse in pairwise(SCHEDULES):
+    assert ALL_SCHEDULES[: len(SCHEDULES)] == SCHEDULES
+    for dense, sparse in pairwise(ALL_SCHEDULES):
         assert dense != sparse
         assert all(b % a == 0 for a, b in zip(dense, sparse, strict=True))
     # Sketches go first, parameters last.
@@ -118,9 +132,9 @@ def test_the_share_that_is_left_is_below_the_budget(make_rank: MakeRank) -> None
     for costs in ((3000, 500, 100), (0, 900, 190), (20_000, 100, 100), (100, 100, 3000)):
         rank = make_rank(costs_us=costs)
         rank.run(EPOCH)
-        own, now = rank.own, rank.now
+        own, now = rank.own_ns, rank.now
         rank.run(4 * EPOCH)
-        assert (rank.own - own) / (rank.now - now - rank.own + own) <= 0.02, costs
+        assert (rank.own_ns - own) / (rank.now - now - rank.own_ns + own) <= 0.02, costs
 
 
 def test_parameters_are_compared_less_often_only_for_their_own_cost(make_rank: MakeRank) -> None:
@@ -148,6 +162,65 @@ def test_a_cheaper_job_is_checked_more_often_again(make_rank: MakeRank) -> None:
     rank.step_us = 200_000
     rank.run(2 * EPOCH)
     assert rank.budget.schedule.sketch == 1
+
+
+# A device without a kernel: what operators of torch take on the host, relative to a step of 10 ms.
+SLOW = [(500, 300, 200), (30_000, 15_000, 10_000), (3_000_000, 1_500_000, 1_000_000)]
+
+
+@pytest.mark.parametrize("costs", SLOW)
+@pytest.mark.parametrize("option", ["2", "5", "50"])
+def test_slow_reads_take_at_most_five_percent_of_a_step(
+    make_rank: MakeRank, costs: tuple[int, int, int], option: str
+) -> None:
+    rank = make_rank(option=option, costs_us=costs)
+    rank.budget.limit_slow_reads()
+    first = rank.run(EPOCH)
+    # One step shows what it costs; no other one of the first epoch is checked.
+    assert first == [(True, True, True)] + [(False, False, False)] * (EPOCH - 1)
+    own, now = rank.own_ns, rank.now
+    steps = rank.run(2 * max(ALL_SCHEDULES[-1].params, EPOCH))
+    share = (rank.own_ns - own) / (rank.now - now - (rank.own_ns - own))
+    # Half of the share is for kernels on the device, whose time is not known here.
+    assert share <= min(SLOW_READS_SHARE, float(option) / 100) / 2
+    assert any(params for _, _, params in steps)
+
+
+def test_slow_reads_count_time_on_the_device(make_rank: MakeRank) -> None:
+    levels = []
+    for device_us in (0, 1000, 30_000):
+        rank = make_rank(option="5", costs_us=(300, 200, 100))
+        rank.budget.limit_slow_reads()
+        for _ in range(20 * EPOCH):
+            if any(rank.step()):
+                rank.budget.add_device_time(device_us * MICRO)
+        levels.append(ALL_SCHEDULES.index(rank.budget.schedule))
+    assert levels[0] < levels[1] < levels[2]
+
+
+def test_a_mismatch_does_not_lift_the_limit_of_slow_reads(make_rank: MakeRank) -> None:
+    rank = make_rank(costs_us=(3_000_000, 1_000_000, 1_000_000))
+    rank.budget.limit_slow_reads()
+    rank.run(2)
+    rank.budget.check_everything()
+    assert not any(any(ran) for ran in rank.run(EPOCH - 2))
+
+
+def test_slow_reads_with_the_budget_off_check_every_step(make_rank: MakeRank) -> None:
+    rank = make_rank(option="off", costs_us=(30_000, 10_000, 10_000))
+    rank.budget.limit_slow_reads()
+    assert set(rank.run(2 * EPOCH)) == {(True, True, True)}
+
+
+def test_kernels_on_the_device_count_and_are_recorded(make_rank: MakeRank) -> None:
+    """With a kernel, too: reading three gigabytes takes a device a millisecond, and the host nothing."""
+    rank = make_rank(costs_us=(10, 10, 10))
+    for _ in range(EPOCH):
+        rank.step()
+        rank.budget.add_device_time(600 * MICRO)
+    assert rank.costs()[0].device == 600 * (EPOCH - 1)
+    rank.run(1)
+    assert rank.budget.schedule.sketch > 1
 
 
 class Exchange:

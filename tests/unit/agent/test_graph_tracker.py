@@ -38,9 +38,11 @@ def capture(tracker: GraphTracker, *names: str) -> FakeGraph:
 
 def test_a_captured_step_and_its_replays(records: list[Record]) -> None:
     tracker = GraphTracker(records.append)
+    assert not tracker.forwards_captured
     whole = ("before_forward", "after_forward", "backward_called", "before_step", "after_step")
     graph = capture(tracker, *whole)
     assert records == [GraphRecord(captures=1, forwards=1, backwards=1, steps=1)]
+    assert tracker.forwards_captured
     before = FakeGraph.replays
     for _ in range(5):
         graph.replay()
@@ -84,12 +86,12 @@ def test_the_guard_calls_nothing_while_a_graph_is_captured() -> None:
     def surroundings() -> Any:
         raise AssertionError("entered during a capture")
 
-    guard.capturing = lambda: True
+    guard.capture_checks = [lambda: True]
     before, guard.surroundings = guard.surroundings, surroundings
     step()
     assert (calls, skipped, guard.off) == ([], ["before_step"], set())
     guard.surroundings = before
     close()
-    guard.capturing = bool
+    guard.capture_checks = ()
     step()
     assert calls == ["close", "step"]

@@ -68,7 +68,7 @@ class Rank:
         other_end.close()
         answer = self._line.recv()
         if isinstance(answer, OSError):
-            self.process.join(10)
+            self.process.join(60)
             raise answer
         self.slot = answer
 
@@ -82,7 +82,7 @@ class Rank:
     def die(self) -> None:
         if self.process.is_alive():
             self._line.send(("die", ()))
-        self.process.join(10)
+        self.process.join(60)
         assert self.process.exitcode == 0
 
 

@@ -194,3 +194,47 @@ def test_no_tensor_is_kept_alive() -> None:
     assert [ref() for ref in references if ref() is not None] == []
     assert tracked.tensors(tracked.parameters) == []
     assert tracked.changes() == []
+
+
+def sharded() -> nn.Sequential:
+    """As DDP leaves a module with DTensor parameters: local shards that know their sharding."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    for parameter in module[0].parameters():
+        parameter._st_info = object()  # type: ignore[attr-defined]
+    return module
+
+
+def test_local_shards_stay_when_a_forward_puts_dtensors_in_their_place() -> None:
+    module = sharded()
+    tracked = watch(module)
+    shards = list(module.parameters())
+    weight = module[0].weight
+    del module[0].weight
+    # Not a Parameter, so the module does not register it.
+    module[0].weight = torch.zeros(2, 2)
+    assert all(map(lambda a, b: a is b, tracked.parameter_tensors(), shards))
+    assert tracked.refresh() == []
+    assert names(tracked) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert tracked.parameter_tensors()[0] is weight
+    assert tracked.unknown_parameters() == set()
+
+
+def test_shards_that_wrapping_puts_in_place_of_dtensors_are_known_to_the_reducer() -> None:
+    module = nn.Sequential(nn.Linear(2, 2, bias=False))
+    tracked = watch(module)
+    shard = nn.Parameter(torch.ones(2, 2))
+    shard._st_info = object()  # type: ignore[attr-defined]
+    del module[0].weight
+    module[0].weight = shard
+    assert tracked.refresh() == []
+    assert tracked.unknown_parameters() == set()
+
+
+def test_a_parameter_that_is_missing_for_a_moment_is_read_where_it_was() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    tracked = watch(module)
+    before = tracked.parameter_tensors()
+    weight = module[0]._parameters.pop("weight")
+    assert all(map(lambda a, b: a is b, tracked.parameter_tensors(), before))
+    module[0]._parameters["weight"] = weight
+    assert tracked.gradients() == [None, None]

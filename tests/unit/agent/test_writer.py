@@ -141,7 +141,7 @@ writer.close(EndRecord("exit", 1.0))
 print(writer.failed)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stderr == ""
     assert done.stdout.strip() == f"File too large ({path})"
@@ -170,7 +170,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Recor
     real = os.write
 
     def slow(descriptor: int, data: bytes) -> int:
-        go.wait(30)
+        go.wait(120)
         return real(descriptor, data)
 
     monkeypatch.setattr(writer_module.os, "write", slow)
@@ -211,7 +211,7 @@ def test_write_and_flush_after_close_have_no_effect(path: Path) -> None:
     flushed = threading.Event()
     waiter = threading.Thread(target=lambda: (writer.flush(seconds=20), flushed.set()))
     waiter.start()
-    waiter.join(5)
+    waiter.join(15)
     assert flushed.is_set()
     assert records_in(path) == [END]
 

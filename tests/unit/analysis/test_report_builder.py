@@ -11,11 +11,11 @@ import pytest
 
 from ddpcheck.analysis import report_builder
 from ddpcheck.analysis.aggregate.launch import Attempt
+from ddpcheck.analysis.exit_policy import ExitPolicy
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import RankStatus, Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import RunNotFound, RunUnreadable
-from ddpcheck.launcher.run import _fails
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.registry import to_line
@@ -86,7 +86,8 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     ("bar", "fails"), [("error", True), ("warning", True), ("note", True), ("never", False)]
 )
 def test_a_run_with_findings_fails_by_severity(tmp_path: Path, bar: str, fails: bool) -> None:
-    assert _fails([finding.severity for finding in broken(tmp_path).report().findings], bar) is fails
+    findings = [(finding.code, finding.severity) for finding in broken(tmp_path).report().findings]
+    assert ExitPolicy(bar).fails(findings, incomplete=False) is fails
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,8 @@ def test_a_run_with_findings_fails_by_severity(tmp_path: Path, bar: str, fails: 
 )
 def test_a_note_fails_only_on_request(tmp_path: Path, bar: str, fails: bool) -> None:
     report = RunBuilder(tmp_path, 2).wrap(outliers_before=OUTLIERS).train(3).end().report()
-    assert _fails([finding.severity for finding in report.findings], bar) is fails
+    findings = [(finding.code, finding.severity) for finding in report.findings]
+    assert ExitPolicy(bar).fails(findings, incomplete=False) is fails
 
 
 def test_two_attempts_are_distinguished(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_twenty_thousand_steps_of_four_ranks(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     measured, findings = done.stdout.splitlines()
     grown, steps, compared = map(int, measured.split())

@@ -36,7 +36,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DDP201  Parameters diverged" in lines
 
 
-@pytest.mark.parametrize(("code", "message"), [("DDP211", "DDP201"), ("hello", "lists all codes")])
+@pytest.mark.parametrize(("code", "message"), [("DDP219", "DDP21"), ("hello", "lists all codes")])
 def test_an_unknown_code(code: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("explain", code) == 2
     error = capsys.readouterr().err

@@ -139,3 +139,19 @@ def test_the_page_of_the_project_names_every_script() -> None:
     scripts = [header.path for folder in (FAULTS, VARIANTS, HEALTHY) for header in collect(ROOT / folder)]
     linked = set(re.findall(r"\(\.\./(examples/[\w/]+\.py)\)", page))
     assert linked == {str(path.relative_to(ROOT)) for path in scripts}
+
+
+def test_rows_are_replaced_added_and_removed() -> None:
+    page = document.render(GOOD)
+    added = replace(FAULT, path=Path("examples/faults/another.py"), bugs=(7,))
+    rows = Results((Row(added, (right(added, ("DDP202",)),)),), (), ())
+    updated = document.update(page, rows, [FAULT.path, added.path])
+    assert updated.count("another.py") == 1
+    assert updated.index("faults/bypass.py") < updated.index("another.py") < updated.index("## Variants")
+    # Of a healthy script that is gone; everything else stays.
+    assert "plain.py" in page
+    assert "plain.py" not in updated
+    again = document.update(updated, rows, [FAULT.path, added.path])
+    assert again == updated
+    missed = Results((Row(added, (wrong(added, ("DDP203",), "step"),)),), (), ())
+    assert "DDP203" in document.update(updated, missed, [FAULT.path, added.path])

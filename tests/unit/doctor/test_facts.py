@@ -188,7 +188,7 @@ def of_gpus(library: Path, script: str, **environ: str) -> list[list[str]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     facts: list[list[str]] = json.loads(done.stdout)
     # The library's GPUs have half their lanes.

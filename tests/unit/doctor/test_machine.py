@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.doctor.model import DoctorContext
+from ddpcheck.doctor.model import DoctorContext, all_checks
+from ddpcheck.sampling.amd import NOT_INSTALLED
 from tests.helpers.doctor_contexts import (
     GIB,
     gpu,
@@ -120,6 +121,44 @@ def test_gpus_that_are_not_alike() -> None:
     assert "GPUs 0-1" in the_problem(single(gpus=apart, torch=torch), "GPUs").message
     silent = {"note": "NVML does not answer: Driver/library version mismatch", "now": []}
     assert the_problem(single(gpus=silent), "GPUs").severity is WARNING
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase", "fix"),
+    [
+        ({"version": ""}, "Triton is not installed", "Install the triton"),
+        ({"compiler": ""}, "no C compiler", "set CC"),
+        ({"headers": False}, "Python.h", "python3-dev"),
+        (
+            {"cache_writable": False},
+            "cannot write its cache folder /home/me/.triton/cache",
+            "TRITON_CACHE_DIR",
+        ),
+    ],
+)
+def test_kernels_that_cannot_be_compiled(change: dict[str, Any], phrase: str, fix: str) -> None:
+    facts = on_gpus(2)
+    assert problems(single(**facts), "GPU kernels") == []
+    facts["torch"]["triton"] |= change
+    found = the_problem(single(**facts), "GPU kernels")
+    assert found.severity is WARNING
+    assert phrase in found.message
+    assert fix in found.fix
+    # Nothing to compile for.
+    assert problems(single(torch={**facts["torch"], "gpus": 0}), "GPU kernels") == []
+
+
+def test_the_first_run_on_gpus() -> None:
+    [check] = [check for check in all_checks() if check.name == "first run on GPUs"]
+    [found] = check.run(single(**on_gpus(2)))
+    assert found.passed
+    assert "ddpcheck selftest" in found.message
+    assert check.run(single()) == []
+
+
+def test_amd_gpus_without_their_package() -> None:
+    found = the_problem(single(gpus={"note": NOT_INSTALLED, "now": []}), "GPUs")
+    assert (found.severity, "amdsmi" in found.message) == (WARNING, True)
 
 
 def test_gpus_that_a_variable_hides() -> None:

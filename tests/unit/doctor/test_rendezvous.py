@@ -57,7 +57,7 @@ class Store:
             return int(self._values[key])
 
 
-def meeting_of(facts: list[Facts], seconds: float = 5.0) -> list[DoctorReport | None]:
+def meeting_of(facts: list[Facts], seconds: float = 60.0) -> list[DoctorReport | None]:
     store = Store()
     with ThreadPoolExecutor(len(facts)) as ranks:
         return list(ranks.map(lambda each: exchange(StoreClient(store), each, seconds), facts))
@@ -84,7 +84,7 @@ def test_all_ranks_receive_the_same_report() -> None:
 
 
 def test_a_missing_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 5.0)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 60.0)
     reports = meeting_of(list(job(1, 3).facts[:2]), seconds=0.3)
     for report in reports:
         assert report is not None

@@ -17,6 +17,7 @@ from ddpcheck.config import Config
 from ddpcheck.launcher import monitor as module
 from ddpcheck.launcher.monitor import ExitWatch, RunMonitor
 from ddpcheck.launcher.process.process_table import descendants, process_start, read_process
+from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.node_log import NodeLog
 from tests.helpers.run_builder import RunBuilder
 
@@ -107,7 +108,13 @@ def follower(folder: Path, fail_fast: bool) -> RunMonitor:
 
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_only_fail_fast_stops_a_job_that_diverges(tmp_path: Path, fail_fast: bool) -> None:
-    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS).save()
+    builder = RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS)
+    builder.save()
+    follow = follower(tmp_path, fail_fast)
+    # The parameters may still be made equal before they are used.
+    assert follow.tick() is None
+    follow.close()
+    builder.snapshot(Stage.USED, 3, outliers=OUTLIERS, optimizer=0).save()
     follow = follower(tmp_path, fail_fast)
     assert (follow.tick() is not None) == fail_fast
     follow.close()
@@ -177,7 +184,7 @@ def test_a_slow_read_continues_at_the_next_tick(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_view_only_disables_the_view(tmp_path: Path) -> None:
-    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).step(3, outliers=OUTLIERS).save()
+    RunBuilder(tmp_path, 2).wrap().optimizer().train(3).train(2, 3, OUTLIERS).save()
     turns = []
 
     class Broken:

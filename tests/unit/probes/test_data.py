@@ -23,7 +23,7 @@ from ddpcheck.analysis.data.collector import unpack
 from ddpcheck.patches import Patches, around_next_index
 from ddpcheck.probes.data import DataProbe, _columns, _dataset_digest
 from ddpcheck.probes.probe import Probe
-from ddpcheck.probes.sample_draws import MOST_MARKED, facts_of, stride_for
+from ddpcheck.probes.samples.draws import MOST_MARKED, facts_of, stride_for
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
@@ -135,6 +135,22 @@ def test_draws_show_only_where_something_was_drawn(dropout: float) -> None:
         assert first == second
         assert bool(first) == bool(dropout)
         assert (first != third) == bool(dropout)
+
+
+@pytest.mark.parametrize("after_backward", [True, False])
+def test_draws_after_the_backward_do_not_count(training: Training, after_backward: bool) -> None:
+    """Noise on reduced gradients is the same on all ranks."""
+    dispatcher, inputs = training.job.dispatcher, torch.ones(2, 4)
+    dispatcher.before_forward(training.model, inputs)
+    loss = training.model(inputs).sum()
+    if not after_backward:
+        torch.rand(3)
+    dispatcher.backward_called(loss)
+    loss.backward()
+    torch.rand(3)
+    training.job.step(training.optimizer)
+    [record] = training.batches()
+    assert bool(record.drew) is not after_backward
 
 
 def test_draws_before_a_forward_have_a_digest_of_each_tensor() -> None:
@@ -264,14 +280,26 @@ class Noted(Dataset[Any]):
     ],
 )
 def test_columns_name_each_sample(data: Any, columns: int) -> None:
-    digests = _columns(data, len(data))
-    assert len(digests) == columns
-    assert digests == _columns(data, len(data))
+    digests, members = _columns(data, len(data))
+    assert len(digests) == len(members) == columns
+    assert (digests, members) == _columns(data, len(data))
 
 
 def test_columns_distinguish_subsets() -> None:
     shares = [_columns(Subset(dataset(200), range(rank, 200, 2)), 100) for rank in range(2)]
     assert shares[0] != shares[1]
+
+
+def test_the_members_of_a_column_do_not_depend_on_their_order() -> None:
+    class Files:
+        def __init__(self, files: list[str]) -> None:
+            self.files = files
+
+    files = [f"{number}.png" for number in range(50)]
+    (one, members), (other, same_members) = (_columns(Files(each), 50) for each in (files, files[::-1]))
+    assert one != other
+    assert members == same_members
+    assert members != _columns(Files([*files[1:], "50.png"]), 50)[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes import gradients
 from ddpcheck.probes.digest import combine, submit
 from ddpcheck.probes.gradients import FIRST_STEPS, GradientProbe
+from ddpcheck.probes.parameters import ParameterProbe
 from ddpcheck.probes.probe import BudgetItem, Probe
+from ddpcheck.probes.scan.library import scan_library
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner
 from ddpcheck.probes.scan.table import LARGE
 from ddpcheck.probes.sketches.sketch import sketch
@@ -113,6 +116,42 @@ def test_only_every_so_many_steps(every: int) -> None:
     assert [record.step for record in tracked.backwards] == list(range(0, 7, every))
     assert [record.step for record in tracked.applied] == list(range(0, 7, every))
     assert [record.number for record in tracked.backwards] == list(range(1, 8, every))
+
+
+@pytest.mark.needs("library")
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_stage_is_one_native_call_however_many_parameters(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            calls[name] += 1
+            return call(*args)
+
+        return counted
+
+    library = scan_library()
+    assert library is not None
+    for name in ("scan", "samples", "windows"):
+        monkeypatch.setattr(library, name, counting(name, getattr(library, name)))
+    module = Many(count)
+    job = Job(module, FakeContext(budget="off"), [GradientProbe, ParameterProbe]).wrapped()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    # Before the first step, every forward looks for an update without an optimizer.
+    job.forward(inputs()).backward()
+    job.step(optimizer)
+    for _ in range(FIRST_STEPS + 1):
+        optimizer.zero_grad()
+        calls.clear()
+        job.forward(inputs()).backward()
+        # Local gradients, reduced gradients.
+        assert calls == {"scan": 2}
+        calls.clear()
+        job.step(optimizer)
+        # Applied gradients, and parameters after the step; writes to parameters before it and after it.
+        assert calls == {"scan": 2, "samples": 2}
 
 
 class Counted:

@@ -37,7 +37,7 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     # A slow machine writes more often.
-    monkeypatch.setattr("ddpcheck.probes.loss.SECONDS_PER_RECORD", 1e9)
+    monkeypatch.setattr("ddpcheck.probes.loss.NS_PER_RECORD", 10**18)
     return Rank()
 
 

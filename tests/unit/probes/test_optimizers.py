@@ -11,7 +11,14 @@ from torch import nn
 
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import Stage
-from ddpcheck.records.kinds.modules import HyperRecord, OptimizerRecord, SkipRecord
+from ddpcheck.records.kinds.memory import MemoryPartsRecord
+from ddpcheck.records.kinds.modules import (
+    FIRST_UNWRAPPED,
+    HyperRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    SkipRecord,
+)
 from ddpcheck.records.registry import to_line
 from tests.helpers.fake_context import FakeContext, Job
 
@@ -99,10 +106,29 @@ def test_groups_are_written_once_and_again_when_they_change(context: FakeContext
     assert again.groups == [[0], [1]]
 
 
-def test_an_optimizer_of_other_parameters_is_passed_over(context: FakeContext, module: nn.Module) -> None:
+def test_an_optimizer_of_other_parameters_steps_beside_the_module(
+    context: FakeContext, module: nn.Module
+) -> None:
     job = Job(module, context).wrapped()
-    stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    job.step(stranger)
+    head = nn.Linear(2, 2)
+    other, own = torch.optim.SGD(head.parameters(), lr=0.1), torch.optim.SGD(module.parameters(), lr=0.1)
+    for optimizer in (other, own, other):
+        job.step(optimizer)
+    described = context.of(ModuleRecord)[-1]
+    assert (described.role, described.ordinal >= FIRST_UNWRAPPED) == ("stepped", True)
+    assert [row[0] for row in described.parameters] == ["Linear.bias", "Linear.weight"]
+    steps = [(digest.module, digest.optimizer, digest.step) for digest in context.digests(Stage.PARAMS)]
+    # The number of the module's own optimizer does not depend on others.
+    assert steps == [(1, described.ordinal, 0), (0, 0, 0), (1, described.ordinal, 1)]
+    # Losses, times and memory are those of the steps of the DDP module.
+    assert {record.optimizer for record in context.of(MemoryPartsRecord)} <= {0}
+
+
+def test_an_optimizer_of_one_rank_is_passed_over(context: FakeContext, module: nn.Module) -> None:
+    context.world_size = 1
+    job = Job(module, context).wrapped()
+    head = nn.Linear(2, 2)
+    job.step(torch.optim.SGD(head.parameters(), lr=0.1))
     assert context.of(OptimizerRecord) == []
     assert context.digests(Stage.PARAMS) == []
 

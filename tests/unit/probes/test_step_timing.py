@@ -469,7 +469,7 @@ def test_time_in_line_for_a_processor(tmp_path: Path) -> None:
 def test_the_loader_is_timed_and_unchanged(rank: Rank) -> None:
     calls: list[str] = []
     patches = Patches()
-    observers = [lambda _, name=name: calls.append(name) for name in ("requested", "received", "exhausted")]
+    observers = [lambda *_, name=name: calls.append(name) for name in ("requested", "received", "exhausted")]
     patches.replace(_BaseDataLoaderIter, "__next__", lambda take: around_next(take, *observers))
     try:
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)

@@ -205,7 +205,7 @@ parameter.data = tensor(page)
 libc.munmap(at + page, 15 * page)
 read()
 """
-    done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Check, Report, Verdict
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.reports.verdict import verdict_sentence
 from tests.helpers.sample_reports import stored
 
@@ -25,12 +26,33 @@ WARNING = Finding("DDP999", Severity.WARNING, "NaN somewhere", "")
 NOTE = Finding("DDP102", Severity.NOTE, "Parameters differed before the broadcast", "")
 
 
+WRAPPED = Check("parameters after wrapping", 1, "agree")
+GAP = Coverage(
+    False, "not_compared", trained=12, compared=6, not_compared={"no_module": 6}, compared_steps=120
+)
+NOT_COMPARED = Finding(
+    "DDP606",
+    Severity.ERROR,
+    "Trained parameters were not compared",
+    "6 of 12 trained parameters were not compared across ranks: they are in no DDP module. More.",
+)
+PROBE_LOST = Finding("DDP605", Severity.WARNING, "ddpcheck disabled one of its probes", "")
+SHARDED = Finding(
+    "DDP206", Severity.ERROR, "Optimizers differ across ranks", "", step=3, evidence={"replicas_agree": True}
+)
+
+
 def sentence(
-    verdict: Verdict, findings: tuple[Finding, ...] = (), check: Check = AGREE, **fields: Any
+    verdict: Verdict,
+    findings: tuple[Finding, ...] = (),
+    check: Check = AGREE,
+    hyper: str = "agree",
+    **fields: Any,
 ) -> str:
     plain: dict[str, Any] = {"world_size": 4, "steps": 120, "exit_code": 0, "run": {}}
+    checks = (check, Check("optimizer hyperparameters, scale and step counts", check.compared, hyper))
     return verdict_sentence(
-        Report(verdict, command=(), findings=findings, attempts=(), checks=(check,), **{**plain, **fields})
+        Report(verdict, command=(), findings=findings, attempts=(), checks=checks, **{**plain, **fields})
     )
 
 
@@ -45,7 +67,44 @@ def sentence(
         ),
         (
             sentence(Verdict.OK, check=SKIPPED, world_size=1),
-            "No findings, but nothing could be compared across ranks: 1 rank, 120 steps",
+            "One rank, nothing to compare: 1 rank, 120 steps",
+        ),
+        (
+            sentence(Verdict.OK, check=SKIPPED, steps=0),
+            "No findings, and nothing was trained that could be compared across ranks: 4 ranks, 0 steps",
+        ),
+        (
+            sentence(Verdict.OK, check=WRAPPED, steps=0, coverage=Coverage(True)),
+            "Replicas agree after wrapping, and no training step was seen: 4 ranks, 0 steps",
+        ),
+        (
+            sentence(
+                Verdict.OK,
+                run={"parameters": 6},
+                coverage=Coverage(True, not_compared={"ignored": 2}, compared_steps=120),
+            ),
+            "Replicas agree: 4 ranks, 120 steps, 6 parameters compared after every step; not compared: 2 ignored by "
+            "DDP on request",
+        ),
+        (
+            sentence(Verdict.OK, (NOTE,), check=AGREE, hyper="differ"),
+            "Replicas agree: 4 ranks, 120 steps",
+        ),
+        (
+            sentence(Verdict.INCOMPLETE, (WARNING, NOT_COMPARED), coverage=GAP),
+            "6 of 12 trained parameters were not compared across ranks: they are in no DDP module (4 ranks, 120 steps)",
+        ),
+        (
+            sentence(Verdict.INCOMPLETE, (PROBE_LOST,), coverage=GAP),
+            "Not enough was recorded to compare the replicas: ddpcheck disabled one of its probes",
+        ),
+        (
+            sentence(Verdict.FINDINGS, (WARNING,), coverage=GAP),
+            "NaN somewhere (DDP999)",
+        ),
+        (
+            sentence(Verdict.FINDINGS, (SHARDED,)),
+            "Optimizers differ across ranks (DDP206); replicas agree",
         ),
         (
             sentence(Verdict.FINDINGS, (NOTE, DIED, DIVERGED), DIFFER),

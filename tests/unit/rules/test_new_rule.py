@@ -88,7 +88,7 @@ def test_junit_has_a_case_for_it(tmp_path: Path) -> None:
 def test_the_live_view_shows_it(tmp_path: Path) -> None:
     """Replicas diverge and no other live rule comes before it."""
     build = with_other_arguments(tmp_path / "run").hyper(0, {rank: {"0.lr": 0} for rank in range(3)})
-    run = RunReader(build.train(2).step(2, outliers=OUTLIERS).save())
+    run = RunReader(build.train(2).train(2, 2, OUTLIERS).save())
     run.poll()
     finding = LiveTracker(run, "train", began=0.0).state(1.0).finding
     assert finding is not None
@@ -98,7 +98,7 @@ def test_the_live_view_shows_it(tmp_path: Path) -> None:
 def test_a_live_rule_without_divergence_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [rule for rule in registry.rules() if rule.code == "DDP699"]
     monkeypatch.setattr("ddpcheck.analysis.live.tracker.in_report_order", lambda: tuple(others))
-    run = RunReader(with_other_arguments(tmp_path / "run").train(2).step(2, outliers=OUTLIERS).save())
+    run = RunReader(with_other_arguments(tmp_path / "run").train(2).train(2, 2, OUTLIERS).save())
     run.poll()
     finding = LiveTracker(run, "train", began=0.0).state(1.0).finding
     assert finding is not None

@@ -50,6 +50,7 @@ def test_the_first_disagreement_is_kept_and_all_are_counted() -> None:
     for step in range(5):
         for rank in range(4):
             agreement.add(rank, FOUR, digest_record("other" if rank == 2 and step >= 3 else "same", step))
+    agreement.end_all()
     stats = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
     assert (stats.compared, stats.differing) == (5, 2)
     assert stats.first is not None
@@ -63,7 +64,12 @@ def test_nothing_is_compared_before_all_ranks_reported() -> None:
         agreement.add(rank, FOUR, digest_record(str(rank)))
     assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 0
     agreement.add(3, FOUR, digest_record("3"))
-    assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).differing == 1
+    stats = agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS)
+    # Whether they still differ when they are used is not known yet.
+    assert (stats.compared, stats.differing) == (1, 0)
+    for rank in range(4):
+        agreement.add(rank, FOUR, digest_record(f"then {rank}", 1))
+    assert (stats.compared, stats.differing) == (2, 1)
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
@@ -71,10 +77,10 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     for rank in range(3):
         agreement.add(rank, FOUR, digest_record("other" if rank == 1 else "same", 7))
     agreement.end_rank(3)
-    disagreement = first(agreement)
-    assert disagreement.outlier_ranks() == (1,)  # type: ignore[attr-defined]
     for rank in range(3):
         agreement.add(rank, FOUR, digest_record("same", 8))
+    disagreement = first(agreement)
+    assert disagreement.outlier_ranks() == (1,)  # type: ignore[attr-defined]
     assert agreement.stats_of(FOUR, Stage.PARAMS, TensorKind.PARAMETERS).compared == 2
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.aggregate.step_evidence import AppliedWindows, ComparedSteps
+from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
+from ddpcheck.analysis.aggregate.step_evidence import AppliedWindows
 from ddpcheck.records.kinds.gradients import AppliedRecord
 
 MODULE = ((0, 1), 0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-import multiprocessing
 import operator
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.helpers.paths import ROOT
 
 LARGEST = 100_000
 POOL = 1 << 20
+WORLDS, DTYPES = ("2", "3"), ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -369,49 +369,32 @@ def test_the_probability_of_exceeding_the_bounds() -> None:
 
 def test_no_torch_is_needed() -> None:
     script = "import sys, ddpcheck.analysis.allreduce.mean_check; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=300)
 
 
-def _gloo_rank(rank: int, world: int, store: str, dtype: torch.dtype, results: Any) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{store}")
-    model = torch.nn.Sequential(torch.nn.Linear(64, 257), torch.nn.Tanh(), torch.nn.Linear(257, 33)).to(dtype)
-    for number, parameter in enumerate(model.parameters()):
-        made = torch.Generator().manual_seed(number)
-        parameter.data.copy_(torch.randn(parameter.shape, generator=made) / 8)
-    batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(100 + rank)).to(dtype)
-    model(batch).square().mean().backward()
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    local = pack(map(sketch, gradients))
-    for number, gradient in enumerate(gradients):
-        if number % 2:
-            gradient.mul_(1 / world)
-        else:
-            gradient.div_(world)
-        torch.distributed.all_reduce(gradient)
-    results.put((rank, local, pack(map(sketch, gradients)), [gradient.numel() for gradient in gradients]))
-    torch.distributed.destroy_process_group()
+@pytest.fixture(scope="module")
+def reduced_by_gloo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Sketches of all ranks, by world size and dtype. In a process of its own: ranks are forked there."""
+    folder = tmp_path_factory.mktemp("reduced")
+    command = [sys.executable, "-m", "tests.jobs.reduced_gradients", str(folder), *WORLDS, *DTYPES]
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.PIPE)
+    return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("world", [2, 3])
-def test_gradients_of_a_real_job(world: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results: Any = context.Queue()
-    arguments = world, str(tmp_path / "store"), dtype, results
-    ranks = [context.Process(target=_gloo_rank, args=(rank, *arguments)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    results_of_ranks = sorted(results.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(60)
-    assert len({reduced for _, _, reduced, _ in results_of_ranks}) == 1
-    local = [unpack(text) for _, text, _, _ in results_of_ranks]
-    name, numels = str(dtype).removeprefix("torch."), results_of_ranks[0][3]
-    for number, (reduced, numel) in enumerate(zip(unpack(results_of_ranks[0][2]), numels, strict=True)):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_gradients_of_a_real_job(
+    world: str, dtype: str, reduced_by_gloo: dict[str, list[dict[str, Any]]]
+) -> None:
+    ranks = reduced_by_gloo[f"{world} {dtype}"]
+    assert len({rank["reduced"] for rank in ranks}) == 1
+    local = [unpack(rank["local"]) for rank in ranks]
+    for number, (reduced, numel) in enumerate(
+        zip(unpack(ranks[0]["reduced"]), ranks[0]["numels"], strict=True)
+    ):
         by_rank = {rank: sketches[number] for rank, sketches in enumerate(local)}
-        outcome = mean_check(by_rank, reduced, name, numel, world)
-        print(f"{name}, {world} ranks, {numel} elements: {outcome.ratio:.3f} of the bound")
+        outcome = mean_check(by_rank, reduced, dtype, numel, int(world))
+        print(f"{dtype}, {world} ranks, {numel} elements: {outcome.ratio:.3f} of the bound")
         assert outcome.ok
-        if dtype is torch.float32:
-            assert not mean_check(by_rank, reduced, name, numel, world + 1).ok
+        if dtype == "float32":
+            assert not mean_check(by_rank, reduced, dtype, numel, int(world) + 1).ok

@@ -63,7 +63,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
 
 def test_diverged_ranks_have_the_finding_of_a_rule(tmp_path: Path) -> None:
     builder = RunBuilder(tmp_path, 4).wrap().optimizer().train(3)
-    state = state_of(builder.step(3, outliers={1: ["body.bias"]}))
+    state = state_of(builder.train(2, 3, {1: ["body.bias"]}))
     assert state.agreement.diverged
     assert (state.agreement.step, state.agreement.stage, state.agreement.outliers) == (3, "params", (1,))
     assert state.finding is not None

@@ -47,6 +47,7 @@ HEALTHY: dict[str, Callable[[int], float]] = {
     "warm-up": lambda step: BASE + min(step, 12) * 40 * MIB,
     "slow warm-up": lambda step: BASE + 400 * MIB * (1 - math.exp(-step / 40)),
     "ever slower": lambda step: BASE + 100 * MIB * math.log1p(step),
+    "a buffer that is full at last": lambda step: BASE + min(step, 188) * 4 * MIB,
     "one jump": lambda step: BASE + (step > 120) * 500 * MIB,
     "three jumps": lambda step: BASE + sum(step > at for at in (60, 110, 160)) * 100 * MIB,
     "saw": lambda step: BASE + step % 50 * 10 * MIB,

@@ -14,7 +14,7 @@ from torch import nn
 
 from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
 from ddpcheck.probes.live_compare import node
-from ddpcheck.probes.parameters import ParameterProbe
+from ddpcheck.probes.parameters import SHORT_WAIT_SECONDS, ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.scan.scanner import Scan
 from ddpcheck.records.codecs import unpack_leaves, unpack_samples
@@ -210,15 +210,18 @@ def test_fail_fast_holds_the_rank_once(
     assert slept == ([node.HOLD_SECONDS] * 2 if fail_fast else [])
 
 
-def test_at_the_end_a_rank_waits_for_its_peers(pair: Pair) -> None:
+def test_at_the_end_a_rank_waits_for_its_peers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = time.sleep
+    monkeypatch.setattr(node.time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
     pair.wrap()
     for rank in (0, 1):
         pair.step(rank)
         pair.jobs[rank].forward()
-    started = time.monotonic()
     pair.contexts[0].emit(Probe.before_exit)
-    assert time.monotonic() - started < 0.3
+    assert slept == []
     pair.step(0)
     started = time.monotonic()
     pair.contexts[0].emit(Probe.before_exit)
-    assert 0.3 < time.monotonic() - started < 5
+    assert slept
+    assert time.monotonic() - started >= SHORT_WAIT_SECONDS

@@ -50,11 +50,11 @@ class Nodes:
             node._over.set()
             node._wake.set()
         for node in self.nodes:
-            assert node._ended.wait(10)
+            assert node._ended.wait(60)
 
 
 def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -130,7 +130,7 @@ def test_a_lost_store_ends_the_comparison_without_a_fault(tmp_path: Path) -> Non
 
     context = FakeContext(tmp_path)
     node = StoreCompare(context, Gone(), "node0", "xxh3")
-    assert node._ended.wait(10)
+    assert node._ended.wait(60)
     assert context.records == []
 
 

@@ -56,7 +56,7 @@ def tool(name: str, *arguments: str) -> str:
     path = TOOLS / name
     if not path.exists():
         pytest.skip(f"this Triton has no {name}")
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=300)
     return done.stdout
 
 

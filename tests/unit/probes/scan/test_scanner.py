@@ -568,3 +568,13 @@ def test_a_subclass_is_read_without_running_its_operations(scanner: TensorScanne
         assert scanner.samples([guarded], 32, 16) == (b"\0", bytes(16))
         assert (scanner.windows([guarded]), scanner.large([guarded])) == (b"", [])
         assert scanner.identities([guarded]) == [id(guarded)]
+
+
+def test_tensors_on_a_device_are_not_asked_one_by_one_for_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanner_module, "_sample", None)
+    monkeypatch.setattr(scanner_module, "_large_span", None)
+    tensors = [torch.empty(40, device="meta"), torch.empty(9, device="meta")]
+    scanner = TensorScanner()
+    scanner.update(tensors)
+    assert scanner.samples(tensors, 32, 16) == (bytes(2), bytes(32))
+    assert scanner.windows(tensors) == b""

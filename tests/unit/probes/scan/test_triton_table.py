@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,6 +22,10 @@ import torch
 from ddpcheck.probes.scan import device_kernels, triton_table
 from ddpcheck.probes.scan.device_kernels import Kind, kernel_of, register
 from ddpcheck.probes.scan.device_table import DeviceTable
+from ddpcheck.probes.digest.multilinear_torch import lane_sums
+from ddpcheck.probes.digest.protocol import finish_leaf
+from ddpcheck.probes.digest.tensor_bytes import layout_of
+from ddpcheck.probes.scan import kernel_check
 from ddpcheck.probes.scan.kernel_check import first_difference
 from ddpcheck.records.sketch_signs import BLOCK, signs, weight
 from tests.helpers.table_reference import digest_of, sketch_of
@@ -52,35 +58,75 @@ def check(tensors):
 """
 
 
-def run(script: str, timeout: int = 300) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PRELUDE + script],
+# Runs each script that it is given in a fork, so that torch and Triton are imported once.
+SERVER = """
+import json, os, sys, tempfile, traceback
+for line in sys.stdin:
+    with tempfile.TemporaryFile() as log:
+        child = os.fork()
+        if child == 0:
+            os.dup2(log.fileno(), 2)
+            try:
+                exec(json.loads(line))
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        log.seek(0)
+        print(json.dumps([status, log.read().decode()]), flush=True)
+"""
+Run = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a script in an interpreter of Triton kernels."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PRELUDE + SERVER],
         env=environment,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process, process.stdin, process.stdout:
+
+        def run(script: str) -> None:
+            process.stdin.write(json.dumps(script) + "\n")
+            process.stdin.flush()
+            status, errors = json.loads(process.stdout.readline())
+            assert status == 0, errors
+
+        yield run
 
 
-def test_every_dtype_size_and_alignment_has_the_bits_of_the_reference() -> None:
+def test_every_dtype_size_and_alignment_has_the_bits_of_the_reference(run: Run) -> None:
     run("""
 tensors = []
-for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-    for size in (0, 1, 2, 3, 255, 1024, 1025, 2049, 33_000):
-        for skipped in (0, 1, 3):
-            tensors.append(torch.randn(size + skipped).to(dtype)[skipped:])
+# All pairs of a size and an alignment, in at least one dtype.
+for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16, torch.float64)):
+    for place, size in enumerate((0, 1, 2, 3, 255, 1024, 1025, 2049, 33_000)):
+        skipped = (0, 1, 3)[(number + place) % 3]
+        tensors.append(torch.randn(size + skipped).to(dtype)[skipped:])
     tensors.append(torch.randn(BLOCK + 40_000).to(dtype))
-for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool):
+for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e4m3fn):
     for size in (1, 5, 4097, 140_001):
         tensors.append(torch.randint(0, 2, (size + 3,)).to(dtype)[3:])
 check(tensors)
+# May be lazily conjugated, so operators of torch read them.
+for dtype in (torch.complex64, torch.complex128):
+    number = torch.randn(1025, dtype=dtype)
+    assert read([number])[0].digestible == bytes(1)
+    lanes = lane_sums([number], cpu).tolist()[0]
+    assert finish_leaf(layout_of(number).header, lanes) == digest_of(number)
 """)
 
 
-def test_other_orders_of_memory_are_sketched_in_row_major_order() -> None:
+def test_other_orders_of_memory_are_sketched_in_row_major_order(run: Run) -> None:
     run("""
 tensors = []
 for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -96,7 +142,7 @@ assert not table.sketchable[0] and digests == [digest_of(deep)]
 """)
 
 
-def test_values_that_are_not_finite_huge_or_tiny() -> None:
+def test_values_that_are_not_finite_huge_or_tiny(run: Run) -> None:
     run("""
 wrong = torch.ones(70_000)
 wrong[[3, 20_000, 69_999]] = torch.tensor([math.nan, math.inf, -math.inf])
@@ -111,7 +157,7 @@ check([*scaled, mixed])
 """)
 
 
-def test_work_is_asked_for_row_by_row_and_other_rows_are_zero() -> None:
+def test_work_is_asked_for_row_by_row_and_other_rows_are_zero(run: Run) -> None:
     run("""
 tensors = [torch.randn(50), None, torch.randn(60), torch.randn(70)]
 _, digests, numbers = read(tensors, bytes((1, 0, 2, 0)))
@@ -120,7 +166,7 @@ assert [bool(row[1]) for row in numbers] == [False, False, True, False]
 """)
 
 
-def test_the_error_against_exact_sums_is_far_below_the_rounding_of_a_gradient() -> None:
+def test_the_error_against_exact_sums_is_far_below_the_rounding_of_a_gradient(run: Run) -> None:
     run("""
 table = signs()
 def exact(tensor):
@@ -147,7 +193,7 @@ for dtype, tensors in cases.items():
 """)
 
 
-def test_the_last_program_of_more_than_two_to_the_31_elements_reads_the_right_place() -> None:
+def test_the_last_program_of_more_than_two_to_the_31_elements_reads_the_right_place(run: Run) -> None:
     """The address is moved back by what the earlier programs read, so that only the last one has memory."""
     run("""
 from ddpcheck.probes.scan.device_kernels import KernelTable, RowField, PROGRAM_BYTES
@@ -181,10 +227,13 @@ for dtype, kind in ((torch.float32, Kind.FLOAT32), (torch.bfloat16, Kind.BFLOAT1
 """)
 
 
-def test_a_kernel_is_used_only_if_it_is_right_and_the_reason_is_kept() -> None:
+def test_a_kernel_is_used_only_if_it_is_right_and_the_reason_is_kept(run: Run) -> None:
     run("""
 from ddpcheck.records.reasons import KernelLoss
 assert first_difference(kernel, cpu) == ""
+# What follows needs no tensors of every kind, which take long here.
+few = kernel_check.samples(cpu)[1:4]
+kernel_check.samples = lambda device: few
 register("cpu", lambda device: triton_table.TritonKernel(device))
 assert kernel_of(cpu).kernel is not None
 class Wrong(triton_table.TritonKernel):

@@ -361,7 +361,7 @@ assert len(os.listdir("/proc/self/task")) == before
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, env=environment, check=True, timeout=120
+        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, env=environment, check=True, timeout=300
     )
 
 
@@ -389,6 +389,36 @@ def test_a_batch_keeps_sketches_of_cpu_tensors() -> None:
     assert sketches.sketches() == {2 * index: sketch(tensor) for index, tensor in enumerate(tensors)}
     sketches.add(1, torch.tensor([1.0, math.inf]))
     assert sketches.may_hold_nonfinite()
+
+
+def test_small_tensors_are_sketched_together_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "native_kernel", lambda dtype: None)
+    one_by_one: list[torch.Tensor] = []
+    monkeypatch.setattr(batch, "sketch", lambda tensor: one_by_one.append(tensor) or sketch(tensor))
+    sizes = [1, 0, 300, 4096, 17, *[1000] * 80]
+    tensors = [normal(size) for size in sizes]
+    tensors += [normal(50).half(), normal(50).bfloat16().view(5, 10), torch.tensor(2.5)]
+    sketches = SketchBatch()
+    assert all(sketches.add(index, tensor) for index, tensor in enumerate(tensors))
+    sketches.send()
+    assert sketches.ready()
+    assert one_by_one == []
+    for index, tensor in enumerate(tensors):
+        assert_is_sketch_of(sketches.sketches()[index], tensor)
+    # Others, and those with non-finite values, which have to be counted, are read one by one.
+    apart = [
+        normal(4097),
+        normal(40).view(8, 5).t(),
+        normal(9).double(),
+        torch.tensor([1.0, math.nan, math.inf]),
+    ]
+    for index, tensor in enumerate(apart, len(tensors)):
+        assert sketches.add(index, tensor)
+    sketches.send()
+    assert len(one_by_one) == len(apart)
+    assert sketches.holds_nonfinite()
+    result = sketches.sketches()
+    assert [result[index].nonfinite for index in range(len(tensors), len(result))] == [0, 0, 0, 2]
 
 
 class SlowCopy(DirectCopy):

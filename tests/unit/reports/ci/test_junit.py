@@ -10,6 +10,7 @@ import pytest
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.step_coverage.model import Coverage
 from ddpcheck.explanations import codes
 from ddpcheck.reports.ci.junit import to_junit
 from tests.helpers.paths import ROOT
@@ -40,7 +41,24 @@ def test_it_follows_the_schema(report: Report, tmp_path: Path) -> None:
 
 
 def test_one_case_for_each_code_and_one_for_the_command() -> None:
-    assert set(cases(stored("1-sound"))) == {"ddpcheck.command", *(f"ddpcheck.{code}" for code in codes())}
+    others = {"ddpcheck.command", "ddpcheck.coverage"}
+    assert set(cases(stored("1-sound"))) == {*others, *(f"ddpcheck.{code}" for code in codes())}
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(("error", False), "error"), (("error", True), "system-out"), (("never", False), "system-out")],
+)
+def test_a_gap_in_the_coverage_is_an_error_unless_it_is_accepted(
+    policy: tuple[str, bool], expected: str
+) -> None:
+    incomplete = replace(stored("1-sound"), coverage=Coverage(False, "not_compared", 12, 6))
+    suite = ElementTree.fromstring(to_junit(incomplete, *policy).encode()).find("testsuite")
+    assert suite is not None
+    [case] = [case for case in suite.iter("testcase") if case.get("classname") == "ddpcheck.coverage"]
+    assert [child.tag for child in case] == [expected]
+    assert suite.get("errors") == ("1" if expected == "error" else "0")
+    assert outcome(cases(stored("1-sound"))["ddpcheck.coverage"]) == "passed"
 
 
 def test_a_finding_fails_its_case_and_no_other() -> None:

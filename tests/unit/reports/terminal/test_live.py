@@ -12,7 +12,14 @@ from rich.console import Console
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.live.tracker import LiveAgreement, LiveRank, LiveState, LiveStepTime
 from ddpcheck.reports.terminal.console import ReportConsole
-from ddpcheck.reports.terminal.live import HEIGHT, clock_text, live_view, notable_ranks, panel_lines
+from ddpcheck.reports.terminal.live import (
+    HEIGHT,
+    agreement_text,
+    clock_text,
+    live_view,
+    notable_ranks,
+    panel_lines,
+)
 
 PARTS = {"data": 1000, "forward": 2000, "backward": 4000, "optimizer": 1000, "other": 0, "wait": 2000}
 
@@ -74,6 +81,13 @@ def test_figures_come_before_bars() -> None:
     figures = "   exposed 44 %   straggler 30 % (rank 127)   memory 412.0-415.0 MB"
     assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s/step{figures}"
     assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 15}{figures}"
+
+
+def test_parameters_that_are_not_compared() -> None:
+    for compared, others in ((0, ""), (1240, ", 1240 steps of others agree")):
+        agreement = LiveAgreement(compared, not_compared=6)
+        text, style = agreement_text(replace(SOUND, agreement=agreement))
+        assert (text, style) == (f"6 trained parameters not compared{others}", "bold yellow")
 
 
 def test_diverged_replicas_and_text_of_the_job() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddpcheck.analysis.finding import Finding
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.modules import JoinRecord, LossRecord
-from tests.helpers.run_builder import RunBuilder
+from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.data.test_collector import packed
 
 HEALTHY = {"shuffle": True, "replicas": 2, "seed": 0, "mark": "m"}
@@ -96,6 +96,33 @@ def test_the_same_samples_show_only_as_the_same_batches(run: DataRun, facts: Any
     finding = run.loader(**facts).epoch(0, (EVEN, EVEN)).one("DDP301")
     assert cause in finding.cause
     assert finding.evidence["data_split"][0]["overlap"] == 20
+
+
+def with_gradients(run: DataRun, *, equal: bool, drew: str = "") -> DataRun:
+    """The same batches on both ranks, and equal or different local gradients."""
+    run.forwards([{"digest": (f"{n}", f"{n}"), "drew": (drew, drew and drew + "1")} for n in range(4)])
+    for number in range(1, 5):
+        own = [float(number + index) for index in range(len(NAMES))]
+        other = own if equal else [value * 2 for value in own]
+        mean = [(one + two) / 2 for one, two in zip(own, other, strict=True)]
+        run.backward(number, {0: own, 1: other}, mean)
+    return run
+
+
+def test_the_same_batches_and_the_same_gradients(run: DataRun) -> None:
+    assert with_gradients(run, equal=True).one("DDP301").severity is Severity.ERROR
+
+
+def test_a_shared_input_with_different_gradients_is_a_note(run: DataRun) -> None:
+    [note] = with_gradients(run, equal=False).quiet()
+    assert note.code == "DDP301"
+    assert "computed different gradients" in note.message
+
+
+def test_dropout_makes_gradients_differ_and_the_loader_decides(run: DataRun) -> None:
+    with_gradients(run, equal=False, drew="x")
+    run.loader(share=None, replicas=None, sampler="RandomSampler").epoch(0, (EVEN, EVEN))
+    assert run.one("DDP301").severity is Severity.ERROR
 
 
 def test_an_input_that_never_changes_is_a_note(run: DataRun) -> None:

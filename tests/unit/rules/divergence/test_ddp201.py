@@ -66,3 +66,34 @@ def test_under_post_local_sgd_ranks_may_differ(tmp_path: Path) -> None:
     for rank in (0, 1):
         build.add(rank, CommHookRecord(0, "post_localSGD_hook", 0))
     assert build.train(3, outliers={1: ["body.bias"]}).end().findings("DDP201") == []
+
+
+def test_what_is_known_of_the_steps_before(tmp_path: Path) -> None:
+    """Parameters were equal when they were read, which is not directly before the step."""
+    build = RunBuilder(tmp_path / "a", 2).wrap().optimizer().train(2).step(2, outliers={1: ["body.bias"]})
+    assert "when they were read after step 1, all were bit-identical." in build.end().only("DDP201").message
+    build = RunBuilder(tmp_path / "b", 2).wrap().optimizer().step(0, outliers={1: ["body.bias"]})
+    assert "after wrapping, all were bit-identical." in build.end().only("DDP201").message
+
+
+def test_another_optimizer_on_all_ranks_is_not_left_out(tmp_path: Path) -> None:
+    """It may have applied other gradients in between."""
+    build = RunBuilder(tmp_path, 2).wrap().optimizer()
+    for step in range(4):
+        build.apply(step)
+        build.step(step, outliers={1: ["body.bias"]} if step == 3 else None)
+        if step < 3:
+            build.step(step, optimizer=1)
+    finding = build.end().only("DDP201")
+    assert "before other optimizers stepped" in finding.message
+    assert finding.cause.startswith("not known: other optimizers step parameters of the same module")
+
+
+def test_same_gradients_only_as_far_as_they_were_read(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer()
+    for step in range(3):
+        build.apply(step)
+        build.step(step, outliers={1: ["body.bias"]} if step == 2 else None)
+    cause = build.end().only("DDP201").cause
+    assert "as far as they were read" in cause
+    assert "memory error" in cause

@@ -8,7 +8,9 @@ import pytest
 
 from ddpcheck.analysis.aggregate import rank_data
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.modules import OptimizerRecord
 from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.reports.verdict import verdict_sentence
 from tests.helpers.run_builder import RunBuilder
 
 OUTLIERS = {1: ["body.bias"]}
@@ -54,6 +56,20 @@ def test_ranks_that_still_agree_get_a_note(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}})
     (finding,) = build.step(0, hyper={0: "x", 1: "y"}).end().findings()
     assert (finding.code, finding.severity.value, finding.ranks) == ("DDP206", "note", (0, 1))
+
+
+def test_a_sharded_optimizer_with_another_rate_is_an_error_though_replicas_agree(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    for rank in build.ranks:
+        build.add(rank, OptimizerRecord(0, "ZeroRedundancyOptimizer", 0, [[0, 1, 2]]))
+    build.hyper(0, {0: {"0.lr": 0.1}, 1: {"0.lr": 0.2}}).covered()
+    report = build.step(0, hyper={0: "x", 1: "y"}).end().report()
+    [finding] = report.findings
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP206", "error", (0, 1))
+    assert finding.cause == "hyperparameters differ: lr"
+    assert finding.evidence["hyperparameters"][0]["by_rank"] == {"0": 0.1, "1": 0.2}
+    assert finding.evidence["replicas_agree"]
+    assert not verdict_sentence(report).startswith("Replicas diverge")
 
 
 def test_another_order_of_parameters(tmp_path: Path) -> None:
@@ -151,9 +167,54 @@ def test_a_state_loaded_after_the_divergence_explains_nothing(tmp_path: Path) ->
 def test_a_rank_without_optimizer_records_may_have_loaded_too(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
     build.add(0, FaultRecord(probe="optimizers", entry="before_step", error="ValueError", where="", pid=1))
-    build.step(0, outliers=OUTLIERS).end().only("DDP201")
+    report = build.step(0, outliers=OUTLIERS).end().report()
+    assert [finding.code for finding in report.findings if finding.severity.value == "error"] == ["DDP201"]
 
 
 def test_one_rank_that_loaded_and_stays_equal(tmp_path: Path) -> None:
     build = state(RunBuilder(tmp_path, 2).wrap().optimizer(), 0, [1])
     assert build.train(3).end().findings() == []
+
+
+def test_the_fix_fits_the_order_of_parameters(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 3).wrap().optimizer(on={2: [[0, 2, 1]]})
+    finding = build.step(0, outliers={2: ["body.bias"]}).end().only("DDP206")
+    assert "same order" in finding.fix
+    assert "learning rate" not in finding.fix
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.01])
+def test_one_more_parameter_group(tmp_path: Path, rate: float) -> None:
+    """Values of a group that the other rank does not have are no difference of hyperparameters."""
+    build = RunBuilder(tmp_path, 3).wrap().optimizer(on={1: [[0, 1], [2]]})
+    values = {"0.lr": 0.1, "0.momentum": 0.9}
+    more = {"1.lr": rate, "1.momentum": 0.9}
+    build.hyper(0, {0: values, 1: {**values, **more}, 2: values})
+    finding = build.step(0, outliers=OUTLIERS, hyper={1: "y"}).end().only("DDP206")
+    assert finding.cause == (
+        "optimizers have different numbers of parameter groups (ranks 0 and 2: 1; rank 1: 2)"
+    )
+    assert "parameter groups" in finding.fix
+
+
+@pytest.mark.parametrize(("begun", "named"), [(3, True), (1, False), (9, False)])
+def test_a_second_optimizer_on_one_rank(tmp_path: Path, begun: int, named: bool) -> None:
+    """It counts only if its first step lies between the last agreement and the divergence."""
+    build = RunBuilder(tmp_path, 3).wrap().optimizer()
+    for step in range(8):
+        if step + 1 == begun:
+            build.add(1, OptimizerRecord(1, "Adam", 0, [[2]], "train.py:9"))
+            build.snapshot(Stage.PARAMS, step, optimizer=1, forward={1: begun}, ranks=[1])
+        build.apply(step)
+        build.step(step, outliers=OUTLIERS if step >= 3 else None)
+    if begun > 8:
+        build.snapshot(Stage.PARAMS, step, optimizer=1, forward={1: begun}, ranks=[1])
+    findings = [finding for finding in build.end().findings() if finding.severity.value != "note"]
+    [finding] = [finding for finding in findings if finding.step == 3]
+    assert (finding.code == "DDP206") is named
+    if named:
+        assert finding.ranks == (1,)
+        assert finding.cause.startswith("a second optimizer (Adam at train.py:9)")
+    else:
+        # Nothing claims what was not compared.
+        assert "all applied the same gradients" not in finding.cause

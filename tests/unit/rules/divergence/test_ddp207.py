@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.kinds.modules import JoinRecord
+from ddpcheck.records.kinds.digests import DigestRecord
+from ddpcheck.records.kinds.modules import JoinRecord, OptimizerRecord
 from tests.helpers.run_builder import RunBuilder
 
 OUTLIERS = {1: ["body.bias"]}
@@ -73,7 +74,7 @@ def test_reductions_identify_ranks_without_a_majority(
 def test_no_step_was_skipped_if_forwards_agree(tmp_path: Path) -> None:
     """Twice as many reductions before a step and the same forwards: no rank skipped a step."""
     build = RunBuilder(tmp_path, 2).wrap().optimizer().apply(0, on={1: {"synced": 2}}).step(0)
-    assert build.end().findings() == []
+    assert [finding.code for finding in build.end().findings()] == ["DDP214"]
 
 
 def joined(build: RunBuilder) -> RunBuilder:
@@ -102,6 +103,23 @@ def test_ranks_that_were_stopped_could_not_take_their_last_step(tmp_path: Path) 
 def test_with_every_so_often_totals_are_still_equal(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().step(0).step(10).step(20).end()
     assert build.findings("DDP207") == []
+
+
+def receives(tmp_path: Path, last: str) -> RunBuilder:
+    """Rank 0 steps with an optimizer; rank 1 has none and receives the result."""
+    build = RunBuilder(tmp_path, 2).wrap()
+    build.add(0, OptimizerRecord(0, "SGD", 0, [[0, 1, 2]]))
+    for step in range(4):
+        root = f"{step:032x}"
+        build.add(0, DigestRecord(0, "params", step, root, "", 2, optimizer=0, forward=step + 1))
+        own = root if step < 3 else last
+        build.add(1, DigestRecord(0, "params", step, own, "", 2, forward=step + 1))
+    return build.end()
+
+
+def test_a_rank_that_receives_every_step_takes_none(tmp_path: Path) -> None:
+    assert receives(tmp_path / "equal", last=f"{3:032x}").findings("DDP207") == []
+    assert receives(tmp_path / "other", last=f"{9:032x}").findings("DDP207") != []
 
 
 def test_the_same_number_everywhere(tmp_path: Path) -> None:

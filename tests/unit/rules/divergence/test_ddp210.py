@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import ModuleRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 
 BUFFERS = ["norm.mean", "norm.var"]
@@ -103,9 +106,24 @@ def test_diverged_models_measure_different_statistics(tmp_path: Path) -> None:
     assert [finding.code for finding in build.findings()] == ["DDP201"]
 
 
-@pytest.mark.parametrize(("forwards", "notes"), [((3, 3), 1), ((3, 2), 0)])
-def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[int, int], notes: int) -> None:
+@pytest.mark.parametrize(
+    ("forwards", "row", "severities"),
+    [
+        ((3, 3), ["codes", "float32", [4], 1], ["warning"]),
+        ((3, 3), ["codes", "float32", [], 1], ["note"]),
+        ((3, 3), ["codes", "int64", [4], 1], ["note"]),
+        ((3, 2), ["codes", "float32", [4], 1], []),
+    ],
+)
+def test_buffers_that_ddp_does_not_synchronise(
+    tmp_path: Path, forwards: tuple[int, int], row: list[Any], severities: list[str]
+) -> None:
     build = RunBuilder(tmp_path, 2).wrap(buffers=["codes"]).optimizer().train(3)
+    for rank, records in build.records.items():
+        build.records[rank] = [
+            replace(record, buffers=[row]) if isinstance(record, ModuleRecord) else record
+            for record in records
+        ]
     for rank in build.ranks:
         build.add(
             rank,
@@ -122,7 +140,7 @@ def test_buffers_that_ddp_does_not_synchronise(tmp_path: Path, forwards: tuple[i
             ),
         )
     findings = build.end().findings()
-    assert [finding.severity.value for finding in findings] == ["note"] * notes
-    if notes:
+    assert [finding.severity.value for finding in findings] == severities
+    if severities:
         assert (findings[0].parameter, findings[0].ranks) == ("codes", (0, 1))
         assert "broadcast_buffers=False" in findings[0].cause

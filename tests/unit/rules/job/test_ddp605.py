@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.records.kinds.rank import FaultRecord
+from ddpcheck.records.reasons import KERNEL_PROBE, KernelLoss
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
 
@@ -21,9 +22,25 @@ def test_the_same_fault_on_several_ranks_is_one_finding(
     for rank in ranks:
         build.add(rank, FAULT)
     (finding,) = build.end().findings()
-    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", ranks)
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "warning", ranks)
     assert "parameters.after_step failed" in finding.message
+    assert "parameters after wrapping and after each step" in finding.evidence["lost_checks"]
+    report = build.report()
+    assert report.coverage is not None
+    assert (report.verdict.value, report.coverage.gap, report.coverage.ranks) == (
+        "incomplete",
+        "check_lost",
+        ranks,
+    )
     assert "ValueError: no" in finding.message
+
+
+def test_the_loss_of_another_probe_leaves_the_comparison_complete(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
+    build.add(0, FaultRecord("memory", "after_step", "ValueError: no", "x.py:3"))
+    report = build.covered().end().report()
+    assert [finding.severity.value for finding in report.findings] == ["note"]
+    assert report.verdict.value == "ok"
 
 
 def test_different_faults_are_different_findings(tmp_path: Path) -> None:
@@ -44,6 +61,19 @@ def test_missing_torch_name_has_its_own_wording(tmp_path: Path) -> None:
         "This version of torch has no torch.Tensor._indices: sparse tensors are not compared. "
     )
     assert finding.evidence["entry"] == "torch_compat._indices"
+
+
+@pytest.mark.parametrize("loss", list(KernelLoss))
+def test_a_device_without_a_kernel_is_a_warning_with_its_reason(tmp_path: Path, loss: KernelLoss) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    for rank in (0, 1):
+        build.add(rank, FaultRecord(KERNEL_PROBE, loss.value, "cuda: RuntimeError: the reason", ""))
+    (finding,) = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "warning", (0, 1))
+    assert "RuntimeError: the reason" in finding.message
+    assert "at most 5 % of a step" in finding.message
+    assert finding.cause
+    assert finding.fix
 
 
 def test_a_process_that_never_became_a_rank(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.records.kinds.rank import DeviceRecord
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.records.registry import Record
 from tests.helpers.cluster import Cluster, Interface
@@ -82,6 +84,50 @@ def test_the_gpu_of_the_straggler_is_throttled(tmp_path: Path, part: str) -> Non
         "others_mhz": 1400,
     }
     assert "cooling" in results.fix
+
+
+def uuid_of(rank: int) -> str:
+    return f"0{rank}11aabb-0000-1111-2222-333344445555"
+
+
+def test_the_gpu_of_a_rank_in_a_container(tmp_path: Path) -> None:
+    """NVML gives the process ids of the host there: the rank's UUID says which GPU it uses. Its slice has one too."""
+    gpus = {
+        rank: gpu(50 + rank, HEAT if rank == 1 else IDLE, 700 if rank == 1 else 1400) for rank in range(3)
+    }
+    for rank in range(3):
+        gpus[rank]["gpus"] = [
+            {"busy": 1, "clock": 1980},
+            {**gpus[rank]["gpus"][0], "mig": [5 << 30, 7 << 30]},
+        ]
+    slices = [
+        {"uuid": "MIG-00", "memory": 1},
+        *({"uuid": f"MIG-{uuid_of(rank)}", "memory": 1} for rank in range(3)),
+    ]
+    cluster = Cluster(
+        tmp_path,
+        [[Interface("eth0")] for _ in range(3)],
+        steps=STEPS,
+        more_facts={
+            "nvml": {"gpus": [{"index": 4, "uuid": "GPU-77"}, {"index": 5, "uuid": "GPU-78", "mig": slices}]}
+        },
+        own_samples=gpus,
+        more_records={
+            rank: [DeviceRecord(0, "cuda:0", uuid=uuid_of(rank)), *clocks("forward", rank == 1)]
+            for rank in range(3)
+        },
+    )
+    cluster.build()
+    report = analyse_run(tmp_path)
+    [found] = [each for each in report.findings if each.code == "DDP402"]
+    assert found.evidence["throttled"]["gpus"] == ["node1:5"]
+    node = report.hardware["nodes"][0]
+    assert [row["ranks"] for row in node["gpus"]] == [[], [0]]
+    assert [row["ranks"] for row in node["gpus"][1]["mig"]] == [[], [0], [], []]
+    assert (node["ranks"]["0"]["gpus"], node["ranks"]["0"]["gpus_by"]) == ([5], "uuid")
+    assert node["ranks"]["0"]["gpu_memory"] == 7 << 30
+    json_report = json.loads(json.dumps(report.hardware))
+    assert json_report == report.hardware
 
 
 def test_a_driver_without_clocks(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpcheck.records.kinds.modules import StructureRecord
+from ddpcheck.records.kinds.modules import ModuleRecord, StructureRecord
 from tests.helpers.run_builder import RunBuilder
 
 
@@ -44,3 +45,24 @@ def test_ranks_that_diverge_elsewhere_have_another_cause(tmp_path: Path) -> None
 def test_nothing_changed(tmp_path: Path) -> None:
     build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3, outliers={1: ["head.weight"]}).end()
     assert build.findings("DDP104") == []
+
+
+@pytest.mark.parametrize(("pruned_on", "ranks"), [((1,), (1,)), ((0, 1, 2), None)])
+def test_parameters_that_are_renamed_on_some_ranks(
+    tmp_path: Path, pruned_on: tuple[int, ...], ranks: tuple[int, ...] | None
+) -> None:
+    """Pruning renames a parameter and adds a mask. The gradients themselves may be equal."""
+    build = RunBuilder(tmp_path, 3).wrap().optimizer().train(3)
+    names = ["body.weight", "body.bias", "head.weight_orig"]
+    for rank in pruned_on:
+        record = ModuleRecord(0, "Net", [0, 1, 2], 0, build.rows(names), [], [], revision=1)
+        build.add(rank, replace(record, buffers=build.rows(["head.weight_mask"])))
+    if ranks is None:
+        build.apply(3).step(3)
+        assert build.end().findings("DDP104") == []
+        return
+    build.apply(3, outliers={1: ["head.weight"]}).step(3, outliers={1: ["head.weight"]})
+    finding = build.end().only("DDP104")
+    assert (finding.step, finding.ranks, finding.parameter) == (3, ranks, "head.weight")
+    assert "head.weight is head.weight_orig there" in finding.message
+    assert finding.evidence["new_buffers"] == ["head.weight_mask"]

@@ -170,7 +170,7 @@ def fingerprint_batch(
     with torch_compat.no_torch_function(), torch.no_grad():
         for tensor in contents.tensors:
             if tensor.is_cpu:
-                on_host.append(_read(tensor, share))
+                on_host.append(read_sampled(tensor, share))
             elif _is_plain(tensor):
                 on_device.setdefault(tensor.device, []).append(_as_bytes(_downsampled(tensor)))
         sizes = [[piece.numel() for piece in pieces] for pieces in on_device.values()]
@@ -193,7 +193,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _read(tensor: torch.Tensor, share: int) -> bytes:
+def read_sampled(tensor: torch.Tensor, share: int) -> bytes:
+    """Up to about `share` bytes of a tensor on the host; none of a tensor whose memory cannot be read."""
     if not _is_plain(tensor) or not tensor.numel():
         return b""
     span = direct_span(tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcheck.probes.batch_fingerprint import (
+from ddpcheck.probes.digest.device_copy import copy_to_host
+from ddpcheck.probes.samples.fingerprint import (
     BUDGET,
     BatchContents,
     Fingerprint,
@@ -19,8 +19,8 @@ from ddpcheck.probes.batch_fingerprint import (
     _as_bytes,
     _downsampled,
     fingerprint_batch,
+    read_sampled,
 )
-from ddpcheck.probes.digest.device_copy import copy_to_host
 
 Pair = namedtuple("Pair", "x y")
 
@@ -76,9 +76,8 @@ def test_equal_for_equal_batches_only(wrap: Any) -> None:
 def test_a_large_tensor_is_sampled_from_end_to_end(position: int) -> None:
     batch = numbers(1, 10_000_000)
     before = of(batch)
-    started = time.perf_counter()
     assert of(batch) == before
-    assert time.perf_counter() - started < 0.05
+    assert len(read_sampled(batch, BUDGET)) <= BUDGET
     width = 80_000  # two windows apart
     start = min(max(0, position - width), len(batch) - 2 * width)
     batch[start : start + 2 * width] += 1

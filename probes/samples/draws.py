@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpcheck import torch_compat
+from ddpcheck.probes.samples.contents import MOST_PASSES, SampleContents, chosen_indices
 from ddpcheck.records.kinds.data import EpochRecord, LoaderRecord
 
 # Size limit of the map of drawn samples. For larger datasets it contains only indices that are multiples of a stride.
@@ -47,10 +48,14 @@ class SampleDraws:
         self._order = hashlib.blake2b(digest_size=8)
         self._head = array("q")
         self._not_integers = False
+        # Not with loaders that return batches in another order than they were drawn.
+        followed = loader.chosen if torch_compat.read(torch_compat.IN_ORDER, iterator, True) else frozenset()
+        self.contents = SampleContents(followed if from_start and number < MOST_PASSES else frozenset())
 
     def add(self, index: Any) -> None:
         """Add one batch of indices, or one index. Indices that are not integers are only counted."""
         indices = index if isinstance(index, (list, tuple)) else [index]
+        self.contents.drawn(index)
         self.batches += 1
         self.drawn += len(indices)
         self.largest = max(self.largest, len(indices))
@@ -114,6 +119,7 @@ class TrackedLoader:
         self.iterable = torch_compat.read(torch_compat.DATASET_KIND, iterator, 0) == 1
         self.length = -1 if self.iterable else _length(torch_compat.read(torch_compat.DATASET, iterator))
         self.stride = stride_for(self.length, world_size)
+        self.chosen = chosen_indices(self.length)
         self.epochs = 0
         self.open: list[SampleDraws] = []
         self.written = 0
@@ -128,7 +134,7 @@ class TrackedLoader:
         self.open.append(draws)
         return draws
 
-    def describe(self, iterator: Any, mark: str, columns: list[str]) -> None:
+    def describe(self, iterator: Any, mark: str, columns: list[str], members: list[str]) -> None:
         facts = self.facts(iterator)
         self.described = LoaderRecord(
             loader=self.ordinal,
@@ -143,6 +149,7 @@ class TrackedLoader:
             seed=_number(facts.get("seed")),
             mark=mark,
             columns=columns,
+            members=members,
         )
 
 

@@ -1,0 +1,188 @@
+"""What a rank trains or uses beside its DDP modules: finds it, describes it to the probes, and says when it is due."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ddpcheck import torch_compat
+from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.sharded import ShardedTracker
+from ddpcheck.agent.tracked_module import TrackedModule
+from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+from ddpcheck.agent.unwrapped import (
+    Ordinals,
+    UnwrappedBackward,
+    UnwrappedParameters,
+    find_slots,
+    track_unwrapped,
+    unwrapped_parameters,
+)
+from ddpcheck.agent.used_modules import UsedModules, track_used
+from ddpcheck.guard import GUARD
+from ddpcheck.probes.probe import Probe
+
+
+class UnwrappedTracker:
+    """Owns the unwrapped parameters of each optimizer, and the modules that are used without being trained."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        new_index: Callable[[], int],
+        wrapped: Sequence[TrackedModule],
+        sharded: ShardedTracker,
+    ) -> None:
+        self._sharded = sharded
+        self._context = context
+        self._new_index = new_index
+        # The DDP modules of this rank; the dispatcher keeps the list up to date.
+        self._wrapped = wrapped
+        # The ranks of the default process group.
+        self._group = tuple(range(context.world_size))
+        self._ordinals = Ordinals()
+        self._used_modules = UsedModules()
+        # Parameters of live optimizers, by their id.
+        self._stepped: dict[int, tuple[tuple[int, ...], UnwrappedParameters]] = {}
+        self._used: list[TrackedModule] = []
+        self._compiles = False
+        self._exchanged = False
+        # Whether something here waits for the end of steps.
+        self.active = False
+        self._steps = 0
+        self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
+        self._on_deleted = GUARD.protect("agent", "forgotten", self._release_used, while_capturing=True)
+        self._find = context.guarded("used_modules", "find", self._find_used)
+
+    def wrapped(self, ddp: torch.nn.Module) -> None:
+        """A module was wrapped: observe the calls of others in the first steps, unless they may be compiled."""
+        if self._context.world_size == 1:
+            return
+        if self._compiles or torch_compat.compiler_in_use():
+            self.compiler_used()
+        else:
+            self._used_modules.begin(ddp)
+            self.active = True
+
+    def compiler_used(self) -> None:
+        self._compiles = True
+        self._used_modules.end()
+        self.active = bool(self._used)
+
+    def close(self, known: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
+        """The session ends, perhaps before all steps were observed that should have been."""
+        if self._used_modules.observing:
+            self._used_modules.end()
+            self._find(known)
+
+    def exchanged(self) -> None:
+        """Ranks send activations, or their gradients, to each other."""
+        self._exchanged = True
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._used_modules.observing:
+            self._used_modules.forward((*args, *kwargs.values()))
+
+    def backward_called(self) -> None:
+        if self._used_modules.observing:
+            self._used_modules.backward()
+        for _, tracked in self._stepped.values():
+            if tracked.backward is not None:
+                tracked.backward.backward_called()
+
+    def of(
+        self, optimizer: torch.optim.Optimizer, modules: Sequence[TrackedModule]
+    ) -> UnwrappedParameters | None:
+        """The parameters of the optimizer that no DDP module holds; None if there is none, or only one rank."""
+        if self._context.world_size == 1:
+            return None
+        parameters = unwrapped_parameters(optimizer, modules)
+        identities = tuple(id(parameter) for _, parameter in parameters)
+        known, tracked = self._stepped.get(id(optimizer), ((), None))
+        if tracked is not None:
+            if known == identities:
+                return tracked
+            self._release(id(optimizer))
+        if not parameters:
+            # Everything is wrapped, as in most jobs.
+            return None
+        slots, holders, inside = find_slots(parameters)
+        if not slots:
+            return None
+        where = self._used_modules.called_at(holders)
+        # Beside shards it matters whether FSDP leaves them out, or was not applied to their module.
+        mesh = {"inside": inside} if self._sharded.found or inside else None
+        tracked = track_unwrapped(
+            optimizer, slots, self._new_index(), self._group, self._ordinals, where, mesh
+        )
+        if id(optimizer) not in self._stepped:
+            weakref.finalize(optimizer, self._on_released, id(optimizer)).atexit = False
+        self._stepped[id(optimizer)] = (identities, tracked)
+        self._context.emit(Probe.unwrapped_found, tracked)
+        if self._context.config.gradients != "off":
+            tracked.backward = UnwrappedBackward(
+                tracked,
+                self._context.emit,
+                self._backwards,
+                lambda: self._exchanged,
+                self._sharded.reached,
+            )
+            self._sharded.observe_backwards()
+            tracked.backward.attach()
+        return tracked
+
+    def _backwards(self) -> Iterable[Any]:
+        return [each.backward for each in self._wrapped if each.backward is not None]
+
+    def _release(self, optimizer: int) -> None:
+        """The optimizer was deleted, or its parameters have changed."""
+        _, tracked = self._stepped.pop(optimizer, ((), None))
+        if tracked is not None:
+            self._context.emit(Probe.wrapper_released, tracked)
+            tracked.forget()
+
+    def step_done(
+        self, optimizer: TrackedOptimizer, known: Callable[[], Iterable[torch.optim.Optimizer]]
+    ) -> None:
+        """An optimizer has stepped. Only while something is `active`."""
+        if optimizer.side:
+            return
+        self._steps += 1
+        if self._used_modules.step_done():
+            self._find(known)
+            self.active = bool(self._used)
+        for tracked in self._used:
+            tracked.steps = self._steps - 1
+            # At steps 4, 8, 16, ...: the cost does not grow with the length of the job.
+            if self._steps & (self._steps - 1) == 0:
+                self._context.emit(Probe.unwrapped_due, tracked)
+
+    def _find_used(self, known: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
+        trained = {
+            id(parameter)
+            for optimizer in known()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for wrapped in self._wrapped:
+            module = wrapped.module()
+            if module is not None:
+                trained.update(map(id, module.parameters()))
+        for module, use in self._used_modules.used():
+            tracked = track_used(module, use, trained, self._new_index(), self._group, self._ordinals)
+            if tracked is None:
+                continue
+            tracked.steps = self._steps - 1
+            self._used.append(tracked)
+            weakref.finalize(module, self._on_deleted, tracked).atexit = False
+            self._context.emit(Probe.unwrapped_found, tracked)
+            evidence = sorted(each.value for each in use.evidence)
+            self._context.emit(Probe.module_used, tracked, evidence)
+
+    def _release_used(self, tracked: TrackedModule) -> None:
+        tracked.forget()
+        if tracked in self._used:
+            self._used.remove(tracked)

@@ -1,0 +1,1 @@
+"""Which parameters ever change while optimizers step them."""

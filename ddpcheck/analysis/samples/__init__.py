@@ -1,0 +1,1 @@
+"""The contents of samples that ranks name by the same index."""

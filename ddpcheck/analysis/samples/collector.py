@@ -1,0 +1,187 @@
+"""Collects fingerprints of samples by index, and compares them across ranks and epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
+from ddpcheck.records.kinds.data import LoaderRecord, SamplesRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
+
+_DIGITS = 8
+# Visits of one index that are kept, and loaders of one module.
+MOST_VISITS = 64
+MOST_LOADERS = 16
+# Pairs of visits that a statement needs.
+FEWEST = 3
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One use of a sample: the digest of each of its parts."""
+
+    rank: int
+    epoch: int
+    # The first step of the pass.
+    step: int
+    parts: tuple[str, ...]
+
+
+@dataclass
+class PartStats:
+    """One part of the samples, such as the label: is it the same each time?"""
+
+    kind: str
+    # Pairs of visits by the same rank, and by different ranks, in which the part was the same or not.
+    own_equal: int = 0
+    own_differ: int = 0
+    cross_equal: int = 0
+    cross_differ: int = 0
+    values: set[str] = field(default_factory=set)
+
+    @property
+    def is_label(self) -> bool:
+        return self.kind == "i"
+
+    @property
+    def stable(self) -> bool:
+        """Whether a rank always sees the same: no random augmentation."""
+        return self.own_equal >= FEWEST and not self.own_differ
+
+
+class LoaderSamples:
+    """The followed samples of one loader, by index."""
+
+    def __init__(self, kinds: str) -> None:
+        self.kinds = kinds
+        self.visits: dict[int, list[Visit]] = {}
+
+    def add(self, rank: int, record: SamplesRecord) -> None:
+        width = _DIGITS * len(self.kinds)
+        for index, digest in zip(record.indices, record.digests, strict=False):
+            if len(digest) == width:
+                parts = tuple(digest[at : at + _DIGITS] for at in range(0, width, _DIGITS))
+                visits = self.visits.setdefault(index, [])
+                if len(visits) < MOST_VISITS:
+                    visits.append(Visit(rank, record.epoch, record.step, parts))
+
+    def pairs(self, cross: bool) -> Iterator[tuple[int, Visit, Visit]]:
+        """Index and two visits of it, by different ranks or by one rank in two epochs."""
+        for index, visits in self.visits.items():
+            for one, other in combinations(visits, 2):
+                if (one.rank != other.rank) == cross and (cross or one.epoch != other.epoch):
+                    yield index, one, other
+
+    def stats(self) -> list[PartStats]:
+        stats = [PartStats(kind) for kind in self.kinds]
+        for cross in (False, True):
+            for _, one, other in self.pairs(cross):
+                for part, mine, theirs in zip(stats, one.parts, other.parts, strict=True):
+                    if cross:
+                        part.cross_equal += mine == theirs
+                        part.cross_differ += mine != theirs
+                    else:
+                        part.own_equal += mine == theirs
+                        part.own_differ += mine != theirs
+        for visits in self.visits.values():
+            for visit in visits:
+                for part, mine in zip(stats, visit.parts, strict=True):
+                    part.values.add(mine)
+        return stats
+
+    def differing(self, part: int) -> list[tuple[int, Visit, Visit]]:
+        return [pair for pair in self.pairs(True) if pair[1].parts[part] != pair[2].parts[part]]
+
+    def first_step(self) -> int:
+        return min((visit.step for visits in self.visits.values() for visit in visits), default=0)
+
+    def outliers(self, part: int) -> tuple[int, ...]:
+        """The ranks that differ from the largest group of ranks that agree; all ranks if there is no such group."""
+        differ = {frozenset((one.rank, other.rank)) for _, one, other in self.differing(part)}
+        ranks = sorted({visit.rank for visits in self.visits.values() for visit in visits})
+        groups: list[list[int]] = []
+        for rank in ranks:
+            for group in groups:
+                if not any(frozenset((rank, member)) in differ for member in group):
+                    group.append(rank)
+                    break
+            else:
+                groups.append([rank])
+        largest = max(groups, key=len, default=[])
+        if 2 * len(largest) <= len(ranks):
+            return tuple(ranks)
+        return tuple(rank for rank in ranks if rank not in largest)
+
+    def moved(self, part: int) -> int:
+        """How many contents different ranks have under different indices, and not under the same."""
+        by_content: dict[str, set[tuple[int, int]]] = {}
+        contents: Counter[tuple[int, str]] = Counter()
+        for index, visits in self.visits.items():
+            for rank, digest in {(visit.rank, visit.parts[part]) for visit in visits}:
+                by_content.setdefault(digest, set()).add((rank, index))
+                contents[rank, digest] += 1
+        return sum(
+            len({rank for rank, _ in uses}) > 1
+            and len({index for _, index in uses}) > 1
+            # The same content under two indices of one rank is a sample that exists twice.
+            and all(contents[rank, digest] == 1 for rank, _ in uses)
+            for digest, uses in by_content.items()
+        )
+
+
+class SampleCollector(Collector):
+    """Samples by module and loader, and the loaders of all ranks."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.samples: dict[ModuleKey, dict[int, LoaderSamples]] = {}
+        # By loader and rank.
+        self._loaders: dict[int, dict[int, LoaderRecord]] = {}
+
+    @collects(LoaderRecord)
+    def add_loader(self, rank: RankData, record: LoaderRecord) -> None:
+        self._loaders.setdefault(record.loader, {})[rank.number] = record
+
+    @collects_per_module(SamplesRecord)
+    def add_samples(self, rank: RankData, module: ModuleKey, record: SamplesRecord) -> None:
+        loaders = self.samples.setdefault(module, {})
+        if record.loader not in loaders and len(loaders) >= MOST_LOADERS:
+            return
+        samples = loaders.setdefault(record.loader, LoaderSamples(record.kinds))
+        if samples.kinds == record.kinds:
+            samples.add(rank.number, record)
+
+    def same_data(self, loader: int, module: ModuleKey) -> bool:
+        """Whether an index should name the same sample on all ranks: one dataset is split among them."""
+        records = self._of(loader, module)
+        if len(records) < len(module[0]) or len({record.length for record in records.values()}) > 1:
+            return False
+        replicas = {record.replicas for record in records.values()}
+        marks = {record.mark for record in records.values()}
+        return replicas == {len(module[0])} or (len(marks) == 1 and "" not in marks)
+
+    def reordered(self, loader: int, module: ModuleKey) -> Mapping[int, LoaderRecord]:
+        """The loaders by rank, if their datasets have the same entries in another order; else empty."""
+        records = self._of(loader, module)
+        if not self.same_data(loader, module) or not all(record.columns for record in records.values()):
+            return {}
+        if len({(len(record.columns), tuple(record.members)) for record in records.values()}) > 1:
+            return {}
+        columns = list(zip(*(record.columns for record in records.values()), strict=True))
+        whole = all(
+            len(record.members) == len(record.columns) and all(record.members) for record in records.values()
+        )
+        # All columns must differ: a single one may be random, such as an order of its own.
+        return records if whole and all(len(set(column)) > 1 for column in columns) else {}
+
+    def loaders(self) -> list[int]:
+        return sorted(self._loaders)
+
+    def _of(self, loader: int, module: ModuleKey) -> dict[int, LoaderRecord]:
+        return {rank: record for rank, record in self._loaders.get(loader, {}).items() if rank in module[0]}

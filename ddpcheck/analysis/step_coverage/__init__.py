@@ -1,0 +1,1 @@
+"""How many of the trained parameters were compared after each step, and why the others were not."""

@@ -1,0 +1,1 @@
+"""What ranks train or use outside of DDP: comparisons, and whether a difference is a fault."""

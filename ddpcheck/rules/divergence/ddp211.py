@@ -1,0 +1,151 @@
+"""DDP211: parameters that an optimizer trains outside of DDP diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.sharding.mesh import MESH, coordinates_of, coordinates_text
+from ddpcheck.analysis.unwrapped.judgement import (
+    Basis,
+    UnwrappedDifference,
+    stepped_difference,
+    unwrapped_modules,
+)
+from ddpcheck.formatting import name_ranks
+from ddpcheck.records.kinds.modules import PARTIAL, ModuleRole
+from ddpcheck.rules.rule import Location, Rule
+
+RULE = Rule(
+    code="DDP211",
+    severity=Severity.ERROR,
+    title="Parameters trained outside DDP diverge",
+    summary="parameters that an optimizer trains outside DDP diverge: no one reduces their gradients",
+    # Not live: parameters that the job averages now and then agree again later.
+    replicas_diverge=True,
+    location=Location.STEP,
+)
+
+_WRAP = (
+    "Put them into the module that you wrap: make one module of the model, its heads and its loss weights, and wrap "
+    "that. Or wrap each part in DDP of its own. If you reduce their gradients yourself, do it for every parameter, "
+    "before each step and over all ranks."
+)
+
+_SAME_BACKWARD = "their gradients come from the same backward as those of the shards, but no one reduces them"
+_IGNORED = f"left out by the wrapper (ignored_params), or added after it was applied: {_SAME_BACKWARD}"
+_FIX_IGNORED = (
+    "Take them out of ignored_params (ignored_states), or all-reduce their gradients over all ranks."
+)
+_PARTIAL = (
+    "sharded on a part of the mesh only: other parameters of the same optimizer are on all of its dimensions, and no "
+    "one reduces the gradients of these along the others"
+)
+_FIX_PARTIAL = "Give fully_shard the same mesh for all modules, for example the one with replicas and shards."
+_NO_ROOT = (
+    "in no module that fully_shard or replicate was applied to, such as a root that was not wrapped: "
+    f"{_SAME_BACKWARD}"
+)
+_FIX_NO_ROOT = (
+    "After its submodules, apply fully_shard (replicate) to the root module as well, before you create the optimizer: "
+    "it takes all parameters that are left."
+)
+
+
+def find(context: RuleContext) -> list[Finding]:
+    found = [
+        stepped_difference(context.attempt, module)
+        for module in unwrapped_modules(context.attempt, ModuleRole.STEPPED)
+    ]
+    replicas = set(context.modules())
+    return [
+        _finding(context, difference)
+        for difference in found
+        # A job without DDP whose gradients agree: the general rules examine it like a wrapped module.
+        if difference is not None and (difference.module not in replicas or difference.from_start)
+    ]
+
+
+def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
+    first = difference.first
+    evidence = of_disagreement(context.attempt, first, context.folder)
+    record = next(iter(context.attempt.of_module(difference.module).values())).latest[difference.module]
+    names = [str(record.parameters[index][0]) for index in difference.differing]
+    coordinates = coordinates_of(context.attempt, difference.module, difference.module[0])
+    if coordinates:
+        evidence[MESH] = {str(rank): row for rank, row in coordinates.items()}
+    if record.where:
+        evidence["called_at"] = record.where
+    evidence["optimizer"] = record.name
+    differing = evidence["parameters"]
+    judged = difference.basis is not Basis.NONE
+    subject = f"{names[0]} and {len(names) - 1} more parameters" if len(names) > 1 else (names or ["?"])[0]
+    cause, fix = _cause(difference, len(record.parameters) - len(names), record.mesh, names)
+    return context.finding(
+        RULE,
+        f"{record.name} trains {subject} outside DDP, and {_when(difference)} "
+        f"{differing['count']} of {differing['of']} of its unwrapped parameters differ across ranks. "
+        f"Outlier: {name_ranks(first.outlier_ranks())}."
+        + ("" if judged else " Nothing shows that they have to be equal, so this is not judged.")
+        + (f" {coordinates_text(coordinates)}" if coordinates else ""),
+        severity=None if judged else Severity.NOTE,
+        # The module is not in the report's list of DDP modules.
+        step=first.key.step,
+        stage=first.key.stage,
+        parameter=names[0] if names else None,
+        ranks=first.outlier_ranks(),
+        evidence=evidence,
+        cause=cause,
+        fix=fix,
+    )
+
+
+def _when(difference: UnwrappedDifference) -> str:
+    if difference.from_start:
+        return "from the beginning"
+    return f"after step {difference.first.key.step}"
+
+
+def _cause(
+    difference: UnwrappedDifference, agreeing: int, mesh: Mapping[str, Any], names: Sequence[str]
+) -> tuple[str, str]:
+    start = "; they also had different values at the first step" if difference.from_start else ""
+    if mesh.get("kind") == PARTIAL and difference.basis in (Basis.SHARED_BACKWARD, Basis.OTHERS_REDUCED):
+        return _PARTIAL + start, _FIX_PARTIAL
+    if "inside" in mesh and difference.basis in (Basis.SHARED_BACKWARD, Basis.OTHERS_REDUCED):
+        if set(names) <= set(mesh["inside"]):
+            return _IGNORED + start, _FIX_IGNORED
+        if not set(names) & set(mesh["inside"]):
+            return _NO_ROOT + start, _FIX_NO_ROOT
+    causes: dict[Basis, str] = {
+        Basis.SHARED_BACKWARD: "trained outside DDP: their gradients come from the same backward as those of a DDP "
+        f"module, but no one reduces them{start}",
+        Basis.OTHERS_REDUCED: f"its gradients are not reduced, those of other parameters are ({agreeing} parameters "
+        "of the same optimizer agree)",
+        Basis.SAME_GRADIENTS: "every rank applies the same gradients, but the parameters had different values "
+        "before the first step"
+        if difference.from_start
+        else "every rank has applied the same gradients in some steps, but not in all",
+        Basis.SUBGROUPS: "gradients are reduced within "
+        + " and within ".join(name_ranks(ranks) for _, ranks in difference.first.groups())
+        + ", not over all ranks",
+    }
+    causes[Basis.SPLIT_DATA] = (
+        "the model is not wrapped in DDP: the samplers give each rank its part of the data, and nothing reduces "
+        "gradients or makes the parameters equal"
+    )
+    cause = causes.get(difference.basis)
+    if cause is not None:
+        fix = _WRAP
+        if difference.basis is Basis.SPLIT_DATA:
+            fix = "Wrap the model before you create the optimizer: model = DistributedDataParallel(model)."
+        if difference.from_start and difference.basis is Basis.SAME_GRADIENTS:
+            fix = "Broadcast them from one rank before the first step, or initialise them from the same seed."
+        return cause, fix
+    return (
+        "each rank trains them alone, in a backward that reaches no DDP module",
+        "Nothing, if each rank is meant to have its own. Otherwise wrap them in DDP.",
+    )

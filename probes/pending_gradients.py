@@ -1,0 +1,131 @@
+"""Notices steps on shards whose gradients FSDP2 has not reduced: the user has switched that off."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+from ddpcheck import torch_compat
+from ddpcheck.probes.probe import Probe, ProbeContext
+from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.kinds.modules import ModuleRole
+from ddpcheck.records.kinds.shards import PendingGradientsRecord, PendingReason
+
+if TYPE_CHECKING:
+    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
+
+# `ModuleRecord.mesh["kind"]` of parameters that FSDP2 or a device mesh distributes.
+DTENSOR = "dtensor"
+_MOST_NAMES = 10
+# Looking for the switch goes through all objects of the process.
+_MOST_SEARCHES = 4
+_grad = attrgetter("grad")
+
+
+@dataclass
+class PendingGradients:
+    """Steps of a module that lacked the same gradients for the same reason."""
+
+    missing: frozenset[int]
+    record: PendingGradientsRecord | None
+    steps: int = 0
+
+
+class PendingGradientsProbe(Probe):
+    """Where every shard has a gradient, as in most jobs, it compares each with None and does nothing else."""
+
+    name = "pending_gradients"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._found: dict[int, PendingGradients] = {}
+        self._searches = 0
+
+    def before_step(self, optimizer: TrackedOptimizer) -> None:
+        for tracked in optimizer.modules:
+            if tracked.role is not ModuleRole.SHARDED or tracked.mesh.get("kind") != DTENSOR:
+                continue
+            shards = tracked.shards()
+            if any(map(is_, map(_grad, shards), repeat(None))):
+                self._note(optimizer, tracked, shards)
+
+    def before_exit(self) -> None:
+        for found in self._found.values():
+            self._write(found)
+
+    def _note(self, optimizer: TrackedOptimizer, tracked: TrackedModule, shards: list[Any]) -> None:
+        missing = frozenset(id(each) for each in shards if each.grad is None)
+        known = self._found.get(tracked.index)
+        if known is None or known.missing != missing:
+            if known is not None and known.record is not None:
+                # The first pattern of a module is the evidence.
+                return
+            if self._searches >= _MOST_SEARCHES:
+                return
+            self._searches += 1
+            known = PendingGradients(missing, self._search(optimizer, tracked, shards, missing))
+            self._found[tracked.index] = known
+        known.steps += 1
+        if known.steps & (known.steps - 1) == 0:
+            self._write(known)
+
+    def _write(self, found: PendingGradients) -> None:
+        record = found.record
+        if record is not None and record.steps != found.steps:
+            values = {**vars(record), "steps": found.steps}
+            found.record = PendingGradientsRecord(**values)
+            self.context.write(found.record)
+
+    def _search(
+        self, optimizer: TrackedOptimizer, tracked: TrackedModule, shards: list[Any], missing: frozenset[int]
+    ) -> PendingGradientsRecord | None:
+        """None if the missing gradients have another reason, such as parameters that the forward did not use."""
+        by_reason: dict[PendingReason, list[int]] = {}
+        for reason, shard in _switched_off():
+            if id(shard) in missing:
+                by_reason.setdefault(reason, []).append(id(shard))
+        if not by_reason:
+            return None
+        reason = (
+            PendingReason.SYNC_OFF if PendingReason.SYNC_OFF in by_reason else PendingReason.ALL_REDUCE_OFF
+        )
+        pending = set(by_reason[reason])
+        names = [
+            name for name, shard in zip(tracked.shard_names(), shards, strict=True) if id(shard) in pending
+        ]
+        return PendingGradientsRecord(
+            module=tracked.index,
+            optimizer=optimizer.index,
+            step=optimizer.steps,
+            steps=0,
+            reason=reason.value,
+            parameters=names[:_MOST_NAMES],
+            count=len(names),
+            where=user_callsite(),
+        )
+
+
+def _switched_off() -> Iterator[tuple[PendingReason, Any]]:
+    """The shards of FSDP2 whose reduction is switched off, and how."""
+    cls = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if cls is None:
+        return
+    for module in gc.get_objects():
+        if not issubclass(type(module), cls):
+            continue
+        state_of = torch_compat.read(torch_compat.FSDP_STATE, module)
+        state = state_of() if state_of is not None else None
+        for group in torch_compat.read(torch_compat.FSDP_GROUPS, state, ()):
+            reduces = torch_compat.read(torch_compat.FSDP_REDUCES, group, True)
+            all_reduces = torch_compat.read(torch_compat.FSDP_ALL_REDUCES, group, True)
+            if reduces and all_reduces:
+                continue
+            reason = PendingReason.ALL_REDUCE_OFF if reduces else PendingReason.SYNC_OFF
+            for each in torch_compat.read(torch_compat.FSDP_PARAMETERS, group, ()):
+                yield reason, getattr(each, "sharded_param", None)

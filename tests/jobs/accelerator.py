@@ -1,0 +1,219 @@
+"""Jobs on the simulated accelerator: `accelerator.py CASE FOLDER`. Each rank leaves what it saw in FOLDER."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.accelerator import device, event_log
+
+BACKENDS = f"cpu:gloo,{device.TYPE}:{device.BACKEND}"
+STEPS = 8
+WARM_STEPS = 3
+REPLAYS = 4
+
+
+@dataclass
+class Job:
+    """One rank of a job, and what it leaves behind."""
+
+    rank: int
+    # Without `set_device`, modules of odd ranks are on a device that is not the current one.
+    device: torch.device
+    log: list[event_log.Line] = field(default_factory=list)
+    # The first parameter after each step.
+    first_parameter: list[list[float]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def data(self, rows: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(rows, 20, device=self.device), torch.arange(rows, device=self.device) % 5
+
+    def end_step(self, number: int) -> None:
+        """Keeps the lines of the log so far as those of this step."""
+        if device.native.settings().log:
+            self.log += event_log.take()
+            self.log.append(event_log.step_line(number))
+
+
+def network(layers: int = 2, width: int = 40) -> nn.Module:
+    torch.manual_seed(3)
+    hidden = [
+        part for _ in range(layers) for part in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())
+    ]
+    return nn.Sequential(nn.Linear(20, width), *hidden, nn.Dropout(0.1), nn.Linear(width, 5))
+
+
+def train(job: Job, model: DDP, steps: int = STEPS, rate: Callable[[int], float] | None = None) -> None:
+    """An ordinary loop that never waits for the device."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        if rate is not None:
+            optimizer.param_groups[0]["lr"] = rate(step)
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        job.end_step(step)
+
+
+def wrap(job: Job, module: nn.Module, **options: Any) -> DDP:
+    model = DDP(module.to(job.device), bucket_cap_mb=0.01, **options)
+    # Each rank has data of its own.
+    torch.manual_seed(100 + job.rank)
+    return model
+
+
+def plain(job: Job) -> DDP:
+    device.configure("log")
+    model = wrap(job, network())
+    train(job, model)
+    return model
+
+
+def views(job: Job) -> DDP:
+    """Many parameters: launches must not grow with them."""
+    device.configure("log")
+    model = wrap(job, network(layers=12), gradient_as_bucket_view=True)
+    train(job, model)
+    return model
+
+
+def user_stream(job: Job) -> DDP:
+    device.configure("log")
+    own = torch.sim.Stream(job.device)  # type: ignore[attr-defined]
+    own.wait_stream(torch.sim.current_stream(job.device))  # type: ignore[attr-defined]
+    with own:
+        model = wrap(job, network())
+        train(job, model)
+    torch.sim.current_stream(job.device).wait_stream(own)  # type: ignore[attr-defined]
+    return model
+
+
+def other_device(job: Job) -> DDP:
+    """Nobody calls `set_device`: the current device of all ranks is 0, the model is on 1."""
+    device.configure("log")
+    job.device = torch.device(device.TYPE, 1)
+    model = wrap(job, network())
+    train(job, model)
+    job.facts["memory"] = [torch.sim.memory_allocated(index) for index in range(2)]  # type: ignore[attr-defined]
+    return model
+
+
+def delayed(job: Job) -> DDP:
+    """Streams run on threads, with delays: a missing wait gives wrong values."""
+    device.configure("log delay=1500")
+    model = wrap(job, network())
+    train(job, model)
+    return model
+
+
+def accumulated(job: Job) -> DDP:
+    """Two micro-batches, a scaler, clipping, gradients as views."""
+    device.configure("delay=800")
+    model = wrap(job, network(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    scaler = torch.amp.GradScaler(device.TYPE, init_scale=1024.0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            scaler.scale(nn.functional.cross_entropy(*_outputs(model, job))).backward()
+        scaler.scale(nn.functional.cross_entropy(*_outputs(model, job))).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def _outputs(model: DDP, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = job.data()
+    return model(inputs), labels
+
+
+def late(job: Job) -> DDP:
+    """The device is a step or more behind the host when rank 1 gets another learning rate."""
+    device.configure("lag=600")
+    model = wrap(job, network())
+    weight = next(model.parameters())
+    values = []
+
+    def rate(step: int) -> float:
+        # On the device: reading it here would wait.
+        values.append(weight.detach().clone())
+        return 1e-2 if job.rank == 0 or step < 5 else 2e-2
+
+    train(job, model, steps=14, rate=rate)
+    values.append(weight.detach().clone())
+    # Those of step N are copied when step N + 1 begins.
+    job.first_parameter = [value.flatten().tolist() for value in values[1:]]
+    return model
+
+
+def captured(job: Job) -> DDP:
+    """Forward, backward and step in one graph, after a few ordinary steps."""
+    own = torch.sim.Stream(job.device)  # type: ignore[attr-defined]
+    own.wait_stream(torch.sim.current_stream(job.device))  # type: ignore[attr-defined]
+    with own:
+        model = wrap(job, network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        inputs, labels = job.data()
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+        for _ in range(WARM_STEPS):
+            step()
+    graph = torch.sim.SimGraph()  # type: ignore[attr-defined]
+    with torch.sim.graph(graph, own):  # type: ignore[attr-defined]
+        step()
+    for _ in range(REPLAYS):
+        graph.replay()
+    return model
+
+
+CASES: dict[str, Callable[[Job], DDP]] = {
+    case.__name__: case
+    for case in (plain, views, user_stream, other_device, delayed, accumulated, late, captured)
+}
+
+
+def main() -> None:
+    case, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group(BACKENDS)
+    job = Job(dist.get_rank(), torch.device(device.TYPE, 0))
+    model = CASES[case](job)
+    torch.sim.synchronize(job.device)  # type: ignore[attr-defined]
+    digest = hashlib.sha256()
+    for tensor in (*model.parameters(), *model.buffers()):
+        digest.update(tensor.detach().cpu().numpy().tobytes())
+    name = f"{case}-{dist.get_world_size()}-{job.rank}"
+    result = {
+        "weights": digest.hexdigest(),
+        "buckets": len(str(model._get_ddp_logging_data()["rebuilt_bucket_sizes"]).split(",")),
+        "first_parameter": job.first_parameter,
+        "launches": device.native.launches(1),
+        **job.facts,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+    if job.log:
+        event_log.write(folder / f"{name}.jsonl", job.log)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Parameters outside of DDP: their names and numbers, and the modules that training uses."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from ddpcheck.agent import unwrapped
+from ddpcheck.agent.unwrapped import Ordinals, find_slots, unwrapped_parameters
+from ddpcheck.agent.used_modules import OBSERVED_STEPS, UsedModules, track_used
+from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.kinds.modules import FIRST_UNWRAPPED, ModuleRecord, ModuleRole, UseEvidence
+from tests.helpers.fake_context import FakeContext, Job
+
+
+class Margin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 2))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs) * self.scale
+
+
+def names(optimizer: torch.optim.Optimizer) -> list[str]:
+    found = find_slots(unwrapped_parameters(optimizer, []))
+    return [slot.name for slot in found.slots]
+
+
+def test_parameters_are_named_by_the_path_in_the_outermost_module() -> None:
+    head = Margin()
+    assert names(torch.optim.SGD(head.parameters(), lr=0.1)) == [
+        "Margin.inner.0.bias",
+        "Margin.inner.0.weight",
+        "Margin.scale",
+    ]
+
+
+def test_a_bare_parameter_is_named_by_its_position() -> None:
+    head, bare = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([{"params": head.parameters()}, {"params": [bare]}])
+    assert names(optimizer) == ["Adam.group1.0", "Linear.bias", "Linear.weight"]
+
+
+def test_two_modules_of_one_class_have_different_names() -> None:
+    heads = [nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)]
+    found = names(torch.optim.SGD([head.weight for head in heads], lr=0.1))
+    assert len(set(found)) == 2
+
+
+def test_slots_follow_a_replaced_parameter() -> None:
+    head = nn.Linear(2, 2, bias=False)
+    (slot,), holders, _ = find_slots([("x", head.weight)])
+    assert slot.holder[slot.key] is head.weight
+    assert holders == [head]
+
+
+def test_shards_are_left_out() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+    sharded = FullyShardedDataParallel(nn.Linear(2, 2))
+    assert names(torch.optim.SGD(sharded.parameters(), lr=0.1)) == []
+
+
+def test_ordinals_follow_from_the_contents() -> None:
+    rows = [("a", torch.zeros(2))]
+    one, other = Ordinals(), Ordinals()
+    # A module that only this rank has does not shift the others.
+    one.of(ModuleRole.STEPPED, "Adam", [("b", torch.zeros(3))])
+    first = one.of(ModuleRole.STEPPED, "SGD", rows)
+    assert first == other.of(ModuleRole.STEPPED, "SGD", rows)
+    assert first >= FIRST_UNWRAPPED
+    assert one.of(ModuleRole.STEPPED, "SGD", rows) == first + 1
+
+
+@pytest.fixture
+def observed() -> Iterator[UsedModules]:
+    modules = UsedModules()
+    yield modules
+    modules.end()
+
+
+def steps(observed: UsedModules, count: int) -> None:
+    for _ in range(count):
+        observed.step_done()
+
+
+def test_a_module_that_feeds_the_forward(observed: UsedModules) -> None:
+    inside, backbone = nn.Linear(2, 2), Margin()
+    observed.begin(inside)
+    for _ in range(2):
+        features = backbone(torch.zeros(1, 3))
+        observed.forward([features])
+        inside(features)
+        observed.backward()
+        observed.step_done()
+    ((module, use),) = observed.used()
+    assert module is backbone
+    assert use.evidence == {UseEvidence.FEEDS_FORWARD}
+    assert use.where.startswith(__file__)
+
+
+def test_a_module_that_reads_the_batch_or_runs_in_the_loss(observed: UsedModules) -> None:
+    before, after = nn.Linear(3, 2), Margin()
+    observed.begin(nn.Linear(1, 1))
+    observed.step_done()
+    batch = torch.zeros(1, 3)
+    before(batch)
+    observed.forward([{"inputs": batch}])
+    after(torch.ones(1, 3))
+    evidence = {type(module): use.evidence for module, use in observed.used()}
+    assert evidence == {nn.Linear: {UseEvidence.SHARES_INPUT}, Margin: {UseEvidence.IN_LOSS}}
+
+
+def test_memory_that_was_freed_is_no_evidence(observed: UsedModules) -> None:
+    actor = Margin()
+    observed.begin(nn.Linear(1, 1))
+    observed.step_done()
+    address = actor(torch.zeros(1, 3)).data_ptr()
+    candidates = [torch.empty(1, 2) for _ in range(64)]
+    reused = [tensor for tensor in candidates if tensor.data_ptr() == address]
+    observed.forward(reused)
+    ((_, use),) = observed.used()
+    assert UseEvidence.FEEDS_FORWARD not in use.evidence
+
+
+def test_calls_before_the_first_step_do_not_count(observed: UsedModules) -> None:
+    metric = Margin()
+    observed.begin(nn.Linear(1, 1))
+    metric(torch.zeros(1, 3))
+    steps(observed, OBSERVED_STEPS)
+    assert observed.used() == []
+
+
+def test_hooks_are_removed_after_a_few_steps(observed: UsedModules) -> None:
+    hooks = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+    before = [len(each) for each in hooks]
+    observed.begin(nn.Linear(1, 1))
+    assert [len(each) for each in hooks] == [count + 1 for count in before]
+    assert [observed.step_done() for _ in range(OBSERVED_STEPS + 1)].count(True) == 1
+    assert [len(each) for each in hooks] == before
+
+
+def test_hooks_leave_no_trace_in_the_modules(observed: UsedModules) -> None:
+    observed.begin(nn.Linear(1, 1))
+    backbone = Margin()
+    backbone(torch.zeros(1, 3))
+    assert pickle.loads(pickle.dumps(backbone)).state_dict().keys() == backbone.state_dict().keys()
+
+
+def test_only_untrained_parameters_of_a_used_module_are_compared(observed: UsedModules) -> None:
+    model = Margin()
+    observed.begin(nn.Linear(1, 1))
+    observed.step_done()
+    model(torch.zeros(1, 3))
+    ((module, use),) = observed.used()
+    tracked = track_used(module, use, {id(model.scale)}, 3, (0, 1), Ordinals())
+    assert tracked is not None
+    assert [slot.name for slot in tracked.parameters] == ["inner.0.weight", "inner.0.bias"]
+    trained = set(map(id, model.parameters()))
+    assert track_used(module, use, trained, 4, (0, 1), Ordinals()) is None
+
+
+def test_a_model_that_is_wrapped_as_a_whole_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched() -> list[nn.Module]:
+        raise AssertionError("looked at every object of the process")
+
+    monkeypatch.setattr(unwrapped, "live_modules", searched)
+    context, module = FakeContext(), Margin()
+    job = Job(module, context).wrapped()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    job.train(optimizer, OBSERVED_STEPS + 1)
+    assert [record.role for record in context.of(ModuleRecord)] == ["ddp"]
+    # After the first steps nothing waits for the end of a step.
+    assert not job.dispatcher.unwrapped.active
+
+
+def test_a_group_that_is_added_later_is_followed() -> None:
+    context, module, head = FakeContext(), Margin(), nn.Linear(2, 2)
+    job = Job(module, context).wrapped()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    job.train(optimizer)
+    optimizer.add_param_group({"params": head.parameters()})
+    job.train(optimizer)
+    described = context.of(ModuleRecord)[-1]
+    assert [row[0] for row in described.parameters] == ["Linear.bias", "Linear.weight"]
+    assert [digest.step for digest in context.digests(Stage.PARAMS) if digest.module == described.module] == [
+        1
+    ]
+    job.dispatcher.close()
