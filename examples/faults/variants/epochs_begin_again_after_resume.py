@@ -13,6 +13,7 @@ odd ranks: 0
 """
 
 import os
+import shutil
 import tempfile
 
 import torch
@@ -57,13 +58,14 @@ def main():
     path = os.path.join(folders[0], "last.pt")
     run(path, epochs=2)
     dist.destroy_process_group()
-    # The same job, started again.
-    dist.init_process_group("gloo")
+    # The same job, started again. At another address: the addresses of the first group are still in its store.
+    meeting = f"file://{folders[0]}/ranks"
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=ranks)
     run(path, epochs=2)
-    if dist.get_rank() == 0:
-        os.remove(path)
-        os.rmdir(folders[0])
     dist.destroy_process_group()
+    if rank == 0:
+        shutil.rmtree(folders[0])
 
 
 if __name__ == "__main__":
