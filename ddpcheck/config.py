@@ -314,7 +314,10 @@ class Config:
     )
     quiet: bool = field(
         default=False,
-        metadata=option("Print nothing if there are no errors or warnings.", flags=("--quiet", "-q")),
+        metadata=option("Print only the verdict and the next command.", flags=("--quiet", "-q")),
+    )
+    verbose: bool = field(
+        default=False, metadata=option("Print all tables of the report.", flags=("--verbose", "-v"))
     )
     # None: if the terminal supports it.
     live: bool | None = field(
@@ -341,6 +344,8 @@ class Config:
         if settings.get("profile_default_steps") and not settings.get("profile"):
             settings["profile"] = DEFAULT_PROFILE_STEPS
         config = cls(**settings)
+        if config.quiet and config.verbose:
+            raise UsageError("--quiet and --verbose contradict each other; remove one of them")
         if config.save_gradients and config.gradients == "off":
             raise UsageError("--save-gradients does not work with --gradients off; remove one of them")
         if config.audit and config.gradients == "off":

@@ -63,7 +63,7 @@ def rank_ranges(ranks: Iterable[int]) -> str:
 
 def counted(number: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import linecache
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,12 +14,13 @@ from rich.console import Console
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import Report
 from ddpcheck.formatting import name_ranks
-from ddpcheck.reports.safe_text import safe_line
+from ddpcheck.reports.safe_text import safe_line, shortened
 from ddpcheck.reports.terminal.console import ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
 from ddpcheck.rules.rule import Location, rule_of
 
 _WIDTH = 100
+_MOST_SOURCE = 100
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:
@@ -79,6 +82,17 @@ def _of_module(report: Report, finding: Finding) -> tuple[str, int | None] | Non
 
 def _script(report: Report) -> str:
     return next((word for word in report.command if word.endswith(".py")), "")
+
+
+def short_path(path: str) -> str:
+    """Relative to the working directory if it is below it."""
+    below = os.path.relpath(path) if os.path.isabs(path) else path
+    return path if below.startswith("..") else below
+
+
+def source_line(file: str, number: int) -> str:
+    """The line of the program, shortened; empty if the file is not here, as on a machine that only has the records."""
+    return shortened(linecache.getline(file, number).strip(), _MOST_SOURCE)
 
 
 def finding_text(finding: Finding) -> str:

@@ -23,6 +23,8 @@ def _sentence(report: Report) -> str:
     lead = leading_finding(report)
     if lead is not None and _is_divergence(lead):
         return _diverged(report, lead)
+    if report.run.get("interrupted"):
+        return _interrupted(report, lead)
     if report.verdict is Verdict.FAILED:
         return _failed(report, lead)
     if report.verdict is Verdict.INCOMPLETE:
@@ -70,6 +72,13 @@ def _failed(report: Report, lead: Finding | None) -> str:
     if _agreed(report):
         return f"{text}; replicas agree in all recorded steps"
     return text
+
+
+def _interrupted(report: Report, lead: Finding | None) -> str:
+    text = f"Interrupted after {counted(report.steps, 'step')}"
+    if lead is not None and lead.severity is not Severity.NOTE:
+        return f"{text}: {_as_clause(lead.title)} ({lead.code})"
+    return f"{text}; replicas agreed so far" if _agreed(report) else text
 
 
 def _incomplete(report: Report) -> str:

@@ -242,6 +242,7 @@ def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
         "files_without_header": run.files_without_header,
         # Marks folders that a generator made for tests and benchmarks.
+        **({"interrupted": True} if description.get("interrupted") is True else {}),
         **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
     }
 

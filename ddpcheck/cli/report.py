@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TIMELINE = "timeline.json.gz"
 
 
-@with_options(*OUTPUT_OPTIONS)
+@with_options(*OUTPUT_OPTIONS, "verbose", "quiet")
 def report(
     run: Annotated[
         str | None,
@@ -51,6 +51,7 @@ def report(
     \b
     Examples:
       ddpcheck report
+      ddpcheck report -v                (with all tables)
       ddpcheck report ddpcheck-runs/20260131-101500-train --json
       ddpcheck report --html            (report.html in the run folder)
       ddpcheck report --gradients 10    (after run --save-gradients 10)
@@ -79,7 +80,7 @@ def report(
 
         typer.echo(to_json(result), nl=False)
     else:
-        _show(result, page_of(outputs, path))
+        _show(result, page_of(outputs, path), config)
     if not write_outputs(result, outputs, path, sys.stderr if json else sys.stdout):
         raise typer.Exit(1)
     if config.tensorboard:
@@ -87,12 +88,12 @@ def report(
         typer.echo(f"Next: `{command}` shows it in TensorBoard.", err=json)
 
 
-def _show(result: Report, page: Path | None) -> None:
+def _show(result: Report, page: Path | None, config: Config) -> None:
     from rich.console import Console
 
-    from ddpcheck.reports.terminal.report import render
+    from ddpcheck.reports.terminal.report import Detail, render
 
-    render(result, Console(), page)
+    render(result, Console(), page, Detail.requested(verbose=config.verbose, quiet=config.quiet))
 
 
 def _show_gradients(path: Path, step: int) -> None:

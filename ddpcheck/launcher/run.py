@@ -16,7 +16,7 @@ from typing import Any
 from ddpcheck.agent.shm_exchange import create_exchange, heartbeats, write_errors
 from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.analysis.report import Report, Verdict
+from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
@@ -43,6 +43,8 @@ from ddpcheck.sampling.sampler import Sampler
 
 FINDINGS_STATUS = 10
 NO_REPORT_STATUS = 1
+# As a shell reports a command that SIGINT ended.
+INTERRUPTED_STATUS = 130
 TICK_SECONDS = 0.1
 # How long to wait for other nodes if a signal ended the job on this one.
 PEER_WAIT_AFTER_SIGNAL = 5.0
@@ -78,7 +80,14 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
     log_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):
         return _report_with_peers(end, folder, config, outputs, own_pids)
-    finish_run(folder, status.returncode, end.seconds, status.stop_reason, end.unwritten)
+    finish_run(
+        folder,
+        status.returncode,
+        end.seconds,
+        status.stop_reason,
+        end.unwritten,
+        interrupted=status.interrupted,
+    )
     return _report(end.run, folder, status, config, outputs)
 
 
@@ -165,7 +174,7 @@ def _report_with_peers(
         stopped = next(
             (reason for reason in [status.stop_reason, *(peer.stopped for peer in ends)] if reason), ""
         )
-        finish_run(folder, exit_code, end.seconds, stopped, end.unwritten)
+        finish_run(folder, exit_code, end.seconds, stopped, end.unwritten, interrupted=status.interrupted)
         return _report(run, folder, status, config, outputs)
 
 
@@ -191,8 +200,7 @@ def _report(run: RunReader, folder: RunFolder, status: ExitStatus, config: Confi
         # Not 0: without a report, the job must not count as correct.
         return status.returncode or NO_REPORT_STATUS
     write_report(report, folder.path)
-    if not config.quiet or report.verdict is not Verdict.OK:
-        _show(report, page_of(outputs, folder.path))
+    _show(report, page_of(outputs, folder.path), config)
     # To stderr as well: stdout belongs to the job.
     complete = write_outputs(report, outputs, folder.path, sys.stderr)
     if complete and outputs.tensorboard is not None and not config.quiet:
@@ -209,7 +217,8 @@ def _exit_status(status: ExitStatus, fails: bool) -> int:
     if status.signal is not None:
         exit_like(status)
     if status.returncode:
-        return status.returncode
+        # Launchers end with statuses of their own after Ctrl-C: torchrun with 1.
+        return INTERRUPTED_STATUS if status.interrupted else status.returncode
     return FINDINGS_STATUS if fails else 0
 
 
@@ -233,12 +242,13 @@ def _fails_by_json(report: Mapping[str, Any], config: Config) -> bool:
     return policy.fails(findings, is_incomplete(str(report.get("verdict")), complete))
 
 
-def _show(report: Report, page: Path | None) -> None:
+def _show(report: Report, page: Path | None, config: Config) -> None:
     from rich.console import Console
 
-    from ddpcheck.reports.terminal.report import render
+    from ddpcheck.reports.terminal.report import Detail, render
 
-    # The job's output may have ended without a newline.
     console = Console(stderr=True)
-    console.print()
-    render(report, console, page)
+    if config.quiet:
+        # The job's output may have ended without a newline. Longer reports begin with one.
+        console.print()
+    render(report, console, page, Detail.requested(verbose=config.verbose, quiet=config.quiet))

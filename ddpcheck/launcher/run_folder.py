@@ -220,7 +220,12 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
 
 
 def finish_run(
-    folder: RunFolder, exit_code: int, seconds: float, stopped: str = "", unwritten: int = 0
+    folder: RunFolder,
+    exit_code: int,
+    seconds: float,
+    stopped: str = "",
+    unwritten: int = 0,
+    interrupted: bool = False,
 ) -> None:
     """Add how the run ended to run.json. If the disk is full, run.json stays as it is.
 
@@ -228,6 +233,8 @@ def finish_run(
     """
     shutil.rmtree(folder.path / AUDIT_FOLDER, ignore_errors=True)
     ending = {"exit_code": exit_code, "ended": _now(), "seconds": round(seconds, 3), "stopped": stopped}
+    if interrupted:
+        ending["interrupted"] = True
     if unwritten:  # lines missing from the log of this node
         ending["unwritten"] = unwritten
     record = {**read_run_file(folder.path), **ending}

@@ -77,13 +77,13 @@ class ReportConsole:
         for note in (*([rest] if rest else []), *table.notes):
             self.put(self.text(note), indent=2)
 
-    def labelled(self, rows: Iterable[tuple[str, RenderableType]]) -> RichTable:
+    def labelled(self, rows: Iterable[tuple[str, RenderableType]], style: str = LABEL) -> RichTable:
         """Lines of `label  content`; the content wraps under itself."""
         table = RichTable.grid(padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for label, content in rows:
-            table.add_row(self.text(label, LABEL), content)
+            table.add_row(self.text(label, style), content)
         return table
 
     def put(self, *blocks: RenderableType, indent: int = 0) -> None:

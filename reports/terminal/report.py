@@ -1,10 +1,11 @@
-"""The report on the terminal: the verdict, the findings, then the tables."""
+"""The report on the terminal: findings, a summary, and last the verdict with what to do next."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 
 from rich.console import Console
@@ -12,12 +13,13 @@ from rich.text import Text
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.reports.finding_text import finding_location
+from ddpcheck.reports.finding_text import finding_location, script_line, short_path, source_line
 from ddpcheck.reports.terminal.charts import overlap_bar, overlap_legend, print_series, step_bar, step_legend
-from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole
+from ddpcheck.reports.terminal.console import LABEL, MARK_STYLES, QUIET, ReportConsole
 from ddpcheck.reports.terminal.evidence import print_evidence
-from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
+from ddpcheck.reports.verdict import counted, in_order, leading_finding, verdict_sentence
 from ddpcheck.reports.views import cost, data, hardware, memory, ranks, timing
+from ddpcheck.reports.views.summary import summary_lines
 from ddpcheck.reports.views.table import Table
 
 _MOST_FINDINGS = 10
@@ -37,11 +39,46 @@ _VERDICT_STYLES = {
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 
-def render(report: Report, console: Console, page: Path | None = None) -> None:
-    """Write `report` to `console`; `page` is the path of the HTML page, if one was written."""
+class Detail(Enum):
+    """How much of a report is printed."""
+
+    OUTCOME = "outcome"  # the last lines only
+    SUMMARY = "summary"  # findings, a line for each subject, the outcome
+    ALL = "all"  # with every table
+
+    @classmethod
+    def requested(cls, *, verbose: bool, quiet: bool) -> Detail:
+        return cls.ALL if verbose else cls.OUTCOME if quiet else cls.SUMMARY
+
+
+def render(
+    report: Report, console: Console, page: Path | None = None, detail: Detail = Detail.SUMMARY
+) -> None:
+    """Write `report` to `console`; `page` is the path of the HTML page, if one was written.
+
+    The outcome comes last, where the prompt of a terminal is.
+    """
     out = ReportConsole(console)
-    out.put(out.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
-    _print_findings(out, report)
+    if detail is not Detail.OUTCOME:
+        _print_findings(out, report, detail)
+        if detail is Detail.ALL:
+            _print_tables(out, report)
+        _print_summary(out, report)
+        out.gap()
+    _print_outcome(out, report, page)
+
+
+def render_outcome(report: Report, console: Console) -> None:
+    """A line for each finding, then the outcome."""
+    out = ReportConsole(console)
+    out.gap()
+    for finding in in_order(report)[:_MOST_FINDINGS]:
+        heading = out.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
+        out.put(heading.append(out.text(f"  {finding.title}")), indent=2)
+    _print_outcome(out, report, None)
+
+
+def _print_tables(out: ReportConsole, report: Report) -> None:
     for table in ranks.rank_tables(report):
         out.table(table, most=ranks.MOST_GROUPS)
     out.table(data.data_table(report))
@@ -57,26 +94,87 @@ def render(report: Report, console: Console, page: Path | None = None) -> None:
     _print_overlap(out, report)
     out.table(ranks.host_table(report))
     out.table(ranks.check_table(report), most=_MOST_CHECKS)
-    _print_next(out, report, page)
 
 
-def render_outcome(report: Report, console: Console) -> None:
-    """The verdict, a line for each finding, and the next commands."""
-    out = ReportConsole(console)
+def _print_summary(out: ReportConsole, report: Report) -> None:
+    lines = summary_lines(report)
+    if not lines:
+        return
     out.gap()
-    out.put(out.text(verdict_sentence(report), _VERDICT_STYLES[report.verdict]))
-    for finding in in_order(report)[:_MOST_FINDINGS]:
-        heading = out.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
-        out.put(heading.append(out.text(f"  {finding.title}")), indent=2)
-    _print_next(out, report, None)
+    out.put(out.text("Summary", LABEL))
+    rows = [
+        (line.label, out.text(line.text, "" if line.mark is None else MARK_STYLES[line.mark]))
+        for line in lines
+    ]
+    out.put(out.labelled(rows, style=QUIET), indent=2)
 
 
-def _print_findings(out: ReportConsole, report: Report) -> None:
+def _print_outcome(out: ReportConsole, report: Report, page: Path | None) -> None:
+    """The verdict with the line of the program it is about, then what to do next and where the report is."""
+    verdict = out.text(verdict_sentence(report), verdict_style(report))
+    location = _source_location(report)
+    if location:
+        joined = Text.assemble(verdict, "  ", out.text(location, QUIET))
+        if joined.cell_len <= out.console.width:
+            out.put(joined)
+        else:
+            out.put(verdict)
+            out.put(out.text(location, QUIET), indent=2)
+    else:
+        out.put(verdict)
+    rows = [(label, out.text(text)) for label, text in _next_steps(report, page)]
+    joined = Text("   ").join(Text.assemble((label, LABEL), " ", text) for label, text in rows)
+    if joined.cell_len <= out.console.width:
+        out.put(joined)
+    elif rows:
+        out.put(out.labelled(rows))
+
+
+def verdict_style(report: Report) -> str:
+    """The colour of the worst finding; without findings, that of the verdict."""
+    if report.verdict in {Verdict.OK, Verdict.FINDINGS} and report.findings:
+        worst = in_order(report)[0].severity
+        if worst is not Severity.NOTE:
+            return _SEVERITY_STYLES[worst]
+    return _VERDICT_STYLES[report.verdict]
+
+
+def _source_location(report: Report) -> str:
+    """`train.py:41  loss = model(batch)`: the line that the leading finding is about."""
+    lead = leading_finding(report)
+    if lead is None or lead.severity is Severity.NOTE:
+        return ""
+    file, number = script_line(report, lead)
+    if number is None:
+        return ""
+    source = source_line(file, number)
+    return f"{short_path(file)}:{number}" + (f"  {source}" if source else "")
+
+
+def _next_steps(report: Report, page: Path | None) -> list[tuple[str, str]]:
+    path = str(report.run.get("path") or "")
+    lead = leading_finding(report)
+    quoted = shlex.quote(short_path(path)) if path else ""
+    if lead is not None and lead.severity is not Severity.NOTE:
+        command = f"ddpcheck explain {lead.code}"
+    else:
+        command = f"ddpcheck report {quoted} -v" if path else ""
+    rows = [("Next:", command)] if command else []
+    if page is not None:
+        rows.append(("Page:", short_path(str(page))))
+    elif path and path not in command:
+        rows.append(("Run:", short_path(path)))
+    return rows
+
+
+def _print_findings(out: ReportConsole, report: Report, detail: Detail) -> None:
     ordered = in_order(report)
     several_attempts = len(report.attempts) > 1
     for finding in ordered[:_MOST_FINDINGS]:
         out.gap()
-        _print_finding(out, finding, several_attempts)
+        # What a note is based on is rarely of interest.
+        evidence = detail is Detail.ALL or finding.severity is not Severity.NOTE
+        _print_finding(out, finding, several_attempts, evidence)
     rest = ordered[_MOST_FINDINGS:]
     if rest:
         out.gap()
@@ -85,7 +183,7 @@ def _print_findings(out: ReportConsole, report: Report) -> None:
         out.put(out.text(f"and {counted(len(rest), 'more finding')}, all in report.json: {counts}"))
 
 
-def _print_finding(out: ReportConsole, finding: Finding, several_attempts: bool) -> None:
+def _print_finding(out: ReportConsole, finding: Finding, several_attempts: bool, evidence: bool) -> None:
     heading = out.text(f"{finding.severity.value} {finding.code}", _SEVERITY_STYLES[finding.severity])
     out.put(heading.append(out.text(f"  {finding.title}", LABEL)))
     location = finding_location(finding, several_attempts)
@@ -93,13 +191,13 @@ def _print_finding(out: ReportConsole, finding: Finding, several_attempts: bool)
         out.put(out.text(location, QUIET), indent=2)
     if finding.message and finding.message != finding.title:
         out.put(out.text(finding.message), indent=2)
-    print_evidence(out, finding.evidence, indent=2, outliers=finding.ranks)
     advice = [
         (label, out.text(text)) for label, text in (("why", finding.cause), ("fix", finding.fix)) if text
     ]
     if advice:
-        out.gap()
         out.put(out.labelled(advice), indent=2)
+    if evidence:
+        print_evidence(out, finding.evidence, indent=2, outliers=finding.ranks)
 
 
 def _print_step_times(out: ReportConsole, report: Report) -> None:
@@ -134,16 +232,3 @@ def _print_overlap(out: ReportConsole, report: Report) -> None:
         bar=lambda row: overlap_bar(shares[row.ranks[0]], longest, _OVERLAP_BAR),
         bar_legend=overlap_legend(),
     )
-
-
-def _print_next(out: ReportConsole, report: Report, page: Path | None) -> None:
-    path = str(report.run.get("path") or "")
-    codes = list(dict.fromkeys(finding.code for finding in in_order(report)))
-    rows = [("Run folder:", out.text(path))] if path else []
-    rows += [("Page:", out.text(page))] if page else []
-    commands = [f"ddpcheck explain {code}" for code in codes[:1]]
-    commands += [f"ddpcheck report {shlex.quote(path)}"] if path else []
-    rows += [(label, out.text(command)) for label, command in zip(("Next:", ""), commands, strict=False)]
-    if rows:
-        out.gap()
-        out.put(out.labelled(rows))

@@ -57,6 +57,13 @@ def left_out_text(report: Report) -> str:
     return "".join(f", {text}" for text in texts)
 
 
+def thinned_out(report: Report) -> str:
+    """All checks that not every step had, with their intervals; empty if every step was checked."""
+    schedule = () if report.cost is None else report.cost.schedule
+    texts = [f"{text} {interval}" for check, text in _CHECKS if (interval := _interval(schedule, check))]
+    return ", ".join(texts)
+
+
 def parameters_interval(report: Report) -> str:
     """At which steps parameters were compared under the budget; empty if after every step."""
     return "" if report.cost is None else _interval(report.cost.schedule, "params_every")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.overlap.model import BucketOverlap, Overlap, RankOverlap
 from ddpcheck.analysis.report import Report
-from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Refaults, Scaling, TimeTable
+from ddpcheck.analysis.timing.model import CrossCheck, RankTime, Refaults, Scaling, Straggler, TimeTable
 from ddpcheck.analysis.timing.table import KEEPS_MEMORY
 from ddpcheck.formatting import (
     name_ranks,
@@ -138,9 +138,22 @@ def _summary(times: TimeTable) -> str:
     if straggler is None:
         return text
     verb = "is a straggler" if len(straggler.ranks) == 1 else "are stragglers"
-    phase = _IN_SENTENCE.get(straggler.part, straggler.part)
-    cost = milliseconds(straggler.cost_us / 1000)
+    phase, cost = _phase_and_cost(straggler)
     return f"{text} {name_ranks(straggler.ranks).capitalize()} {verb} in {phase}: {cost} ms per step."
+
+
+def straggler_text(times: TimeTable) -> str:
+    """`rank 2 in data loading: 19.5 ms per step (44 %)`; empty where no rank delays the others."""
+    straggler = times.straggler
+    if straggler is None:
+        return ""
+    phase, cost = _phase_and_cost(straggler)
+    return f"{name_ranks(straggler.ranks)} in {phase}: {cost} ms per step ({100 * straggler.share:.0f} %)"
+
+
+def _phase_and_cost(straggler: Straggler) -> tuple[str, str]:
+    phase = _IN_SENTENCE.get(straggler.part, straggler.part)
+    return phase, milliseconds(straggler.cost_us / 1000)
 
 
 def _notes(times: TimeTable) -> list[str]:
@@ -158,7 +171,8 @@ def _refaults(refaults: Refaults) -> str:
     )
 
 
-def _scaling(scaling: Scaling) -> list[str]:
+def step_shares(scaling: Scaling) -> str:
+    """What the mean step consists of, over all ranks."""
     parts = (
         ("compute", scaling.compute),
         ("data", scaling.data),
@@ -166,9 +180,12 @@ def _scaling(scaling: Scaling) -> list[str]:
         ("exposed comm", scaling.exposed_communication),
         ("stragglers", scaling.waiting_for_stragglers),
     )
-    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)
+
+
+def _scaling(scaling: Scaling) -> list[str]:
     return [
-        f"Step: {shares}",
+        f"Step: {step_shares(scaling)}",
         f"Scaling efficiency {100 * scaling.efficiency:.0f} % ({scaling.speed_up:.2f}x one rank)",
     ]
 

@@ -42,7 +42,7 @@ def test_terminal_on_stdout(analysed: list[Path], capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as leaving:
         main(["report", "train"])
     assert leaving.value.code == 0
-    assert capsys.readouterr().out.startswith("The command failed with status 1")
+    assert "\nThe command failed with status 1" in capsys.readouterr().out
     assert analysed == [Path("ddpcheck-runs/20260101-101500-train")]
 
 
@@ -61,7 +61,7 @@ def test_further_reports(analysed: list[Path], capsys: pytest.CaptureFixture[str
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert Path("j.xml").read_text().startswith("<?xml")
     assert Path("r.md").read_text().startswith("## ")
-    assert f"Page:  {page}" in capsys.readouterr().out
+    assert f"Page: {page}" in capsys.readouterr().out
 
 
 def test_an_output_that_cannot_be_written_fails_the_command(

@@ -14,7 +14,7 @@ from rich.console import Console
 from ddpcheck.analysis.hardware.traffic import ring_share
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.json_report import to_json
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.cluster import BYTES, Cluster, Interface
 
 GPU_FACTS = {
@@ -160,7 +160,7 @@ def test_damaged_logs_do_not_prevent_the_report(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(_spoilt(line, dice)) + "\n" for line in lines))
         report = analyse_run(tmp_path)
         assert [finding.code for finding in report.findings if finding.code == "DDP605"] == []
-        render(report, Console(file=io.StringIO()))
+        render(report, Console(file=io.StringIO()), detail=Detail.ALL)
         to_json(report)
 
 

@@ -84,7 +84,7 @@ def test_figures_come_before_bars() -> None:
 
 
 def test_parameters_that_are_not_compared() -> None:
-    for compared, others in ((0, ""), (1240, ", 1240 steps of others agree")):
+    for compared, others in ((0, ""), (1240, ", 1,240 steps of others agree")):
         agreement = LiveAgreement(compared, not_compared=6)
         text, style = agreement_text(replace(SOUND, agreement=agreement))
         assert (text, style) == (f"6 trained parameters not compared{others}", "bold yellow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from rich.console import Console
 
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report, Verdict
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.analysis.timeseries.model import AgreementHistory
+from ddpcheck.reports.terminal.report import Detail, render, verdict_style
 
 DIVERGENCE_EVIDENCE: dict[str, Any] = {
     "groups": [
@@ -81,10 +83,17 @@ def make_report(**changes: Any) -> Report:
 DIVERGED = make_report(verdict=Verdict.FINDINGS, findings=(DIVERGENCE,))
 
 
-def rendered(report: Report, width: int = 80, encoding: str = "utf-8", **console: Any) -> str:
+def rendered(
+    report: Report,
+    width: int = 80,
+    encoding: str = "utf-8",
+    page: Path | None = None,
+    detail: Detail = Detail.SUMMARY,
+    **console: Any,
+) -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    render(report, Console(file=file, width=width, **console))
+    render(report, Console(file=file, width=width, **console), page, detail)
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -93,11 +102,56 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_verdict_comes_first() -> None:
-    assert rendered(make_report()).splitlines()[0] == (
-        "Replicas agree: 4 ranks, 120 steps, 148 parameters compared after every step"
+def test_the_verdict_comes_last_with_what_to_do_next() -> None:
+    assert rendered(make_report()).splitlines()[-2:] == [
+        "Replicas agree: 4 ranks, 120 steps, 148 parameters compared after every step",
+        "Next: ddpcheck report ddpcheck-runs/20261116-101500-train -v",
+    ]
+    assert rendered(DIVERGED).splitlines()[-2:] == [
+        "Replicas diverge at step 3 in layers.3.weight (DDP201)",
+        "Next: ddpcheck explain DDP201   Run: ddpcheck-runs/20261116-101500-train",
+    ]
+
+
+def test_a_page_that_was_written_is_named() -> None:
+    assert rendered(DIVERGED, page=Path("out/report.html")).endswith("Page: out/report.html\n")
+
+
+def test_the_line_of_the_program_stands_beside_the_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n\n    loss.backward()\n    optimizer.step()  \x1b[31m\n")
+    history = AgreementHistory("0", "Net", (0, 1, 2, 3), (), stepped_at=f"{script}:4")
+    lines = rendered(replace(DIVERGED, agreement=(history,)), width=200).splitlines()
+    assert lines[-2].endswith("train.py:4  optimizer.step()  \\x1b[31m")
+    missing = replace(history, stepped_at=f"{tmp_path / 'gone.py'}:4")
+    assert rendered(replace(DIVERGED, agreement=(missing,)), width=200).splitlines()[-2].endswith("gone.py:4")
+
+
+def test_details_on_request() -> None:
+    assert len(rendered(DIVERGED, detail=Detail.OUTCOME).splitlines()) == 2
+    summary, every = rendered(DIVERGED), rendered(DIVERGED, detail=Detail.ALL)
+    assert "Checked" in every
+    assert "Checked" not in summary
+    assert summary.index("fix ") < summary.index("Ranks grouped by identical weights")
+
+
+def test_evidence_of_notes_only_with_all_tables() -> None:
+    note = replace(DIVERGENCE, severity=Severity.NOTE)
+    report = make_report(findings=(note,))
+    assert "Ranks grouped" not in rendered(report)
+    assert "Ranks grouped" in rendered(report, detail=Detail.ALL)
+
+
+@pytest.mark.parametrize(
+    ("severity", "style"),
+    [(Severity.ERROR, "bold red"), (Severity.WARNING, "bold yellow"), (Severity.NOTE, "bold green")],
+)
+def test_the_colour_is_that_of_the_worst_finding(severity: Severity, style: str) -> None:
+    verdict = Verdict.OK if severity is Severity.NOTE else Verdict.FINDINGS
+    assert (
+        verdict_style(make_report(verdict=verdict, findings=(replace(DIVERGENCE, severity=severity),)))
+        == style
     )
-    assert rendered(DIVERGED).splitlines()[0] == "Replicas diverge at step 3 in layers.3.weight (DDP201)"
 
 
 def test_a_divergence_shows_ranks_location_and_fix() -> None:
@@ -115,7 +169,6 @@ def test_a_divergence_shows_ranks_location_and_fix() -> None:
         "why rank 2 used another learning rate",
         "fix read the learning rate from one place on every rank",
         "ddpcheck explain DDP201",
-        "ddpcheck report ddpcheck-runs/20261116-101500-train",
     ):
         assert expected in text
 
@@ -180,10 +233,15 @@ def test_a_thousand_ranks_are_a_few_lines() -> None:
     died = replace(rows[-1], status=RankStatus.DIED, steps=118, last_step=118, last_stage="local")
     report = make_report(world_size=1024, attempts=(AttemptSummary(0, 1024, 120, (*rows[:-1], died)),))
     text = rendered(report)
+    assert (
+        squeezed(text).count("1023 died at step 118, local, 0-1022 finished after 120 steps, on 128 hosts")
+        == 1
+    )
+    text = rendered(report, detail=Detail.ALL)
     assert "0-1022" in text
     assert "128 hosts" in text
     assert "died at step 118, local" in squeezed(text)
-    assert len(text.splitlines()) < 20
+    assert len(text.splitlines()) < 25
 
 
 def test_many_ranks_share_columns_by_value() -> None:
@@ -230,7 +288,7 @@ def test_errors_come_before_notes() -> None:
 
 def test_attempts_each_have_a_table() -> None:
     attempts = (AttemptSummary(0, 4, 7, rank_rows(4, steps=7)), AttemptSummary(1, 3, 120, rank_rows(3)))
-    text = rendered(replace(DIVERGED, attempts=attempts))
+    text = rendered(replace(DIVERGED, attempts=attempts), detail=Detail.ALL)
     assert "Ranks, attempt 0: 4 ranks, 7 steps" in text
     assert "Ranks, attempt 1: 3 ranks, 120 steps" in text
     assert "attempt 0, step 3" in text

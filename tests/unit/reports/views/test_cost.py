@@ -16,7 +16,7 @@ from ddpcheck.reports.ci.markdown import to_markdown
 from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.live import cost_text
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from ddpcheck.reports.verdict import verdict_sentence
 from ddpcheck.reports.views.cost import cost_lines, cost_table, schedule_table, share_text
 from tests.helpers.run_builder import RunBuilder
@@ -39,7 +39,7 @@ def full(step: int = 0, **fields: int) -> CostRecord:
 
 def on_terminal(report: Report) -> str:
     console = Console(file=io.StringIO(), width=100, no_color=True)
-    render(report, console)
+    render(report, console, detail=Detail.ALL)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.cluster import BYTES, Cluster, Interface
 
 GPU = {"memory": 1 << 30, "busy": 40, "clock": 900, "temperature": 71, "power": 250_500, "pcie_link": [4, 8]}
@@ -21,7 +21,7 @@ GPU = {"memory": 1 << 30, "busy": 40, "clock": 900, "temperature": 71, "power": 
 def shown(cluster: Cluster) -> str:
     cluster.build()
     buffer = io.StringIO()
-    render(analyse_run(cluster.folder), Console(file=buffer, width=80))
+    render(analyse_run(cluster.folder), Console(file=buffer, width=80), detail=Detail.ALL)
     text = buffer.getvalue()
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     return text
@@ -136,7 +136,7 @@ def test_unreadable_values_are_not_zero(tmp_path: Path) -> None:
     report = analyse_run(tmp_path)
     assert report.hardware["nodes"][0]["cpu"] is None
     buffer = io.StringIO()
-    render(report, Console(file=buffer, width=80))
+    render(report, Console(file=buffer, width=80), detail=Detail.ALL)
     assert any(line.split()[:3] == ["node0", "-", "8"] for line in buffer.getvalue().splitlines())
 
 
@@ -159,6 +159,6 @@ def test_a_job_that_is_over_at_once_shows_nothing(tmp_path: Path) -> None:
     path = tmp_path / "node-node0.jsonl"
     path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
     buffer = io.StringIO()
-    render(analyse_run(tmp_path), Console(file=buffer, width=80))
+    render(analyse_run(tmp_path), Console(file=buffer, width=80), detail=Detail.ALL)
     assert "Hardware" not in buffer.getvalue()
     assert "Traffic" not in buffer.getvalue()

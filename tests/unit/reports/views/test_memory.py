@@ -14,7 +14,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from ddpcheck.records.kinds.startup import StartupRecord
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.startup.test_collector import load, way
@@ -37,7 +37,7 @@ def report_of(folder: Path, world_size: int = 4, size: int = 500 * MB) -> Report
 
 def shown(report: Report, width: int = 80) -> list[str]:
     out = io.StringIO()
-    render(report, Console(file=out, width=width))
+    render(report, Console(file=out, width=width), detail=Detail.ALL)
     return out.getvalue().splitlines()
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.console import Console
 
 from ddpcheck.analysis.timing.collector import HostClock
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.run_builder import RunBuilder
 
 
 def shown(folder: Path, *hosts: HostClock) -> str:
     report = replace(RunBuilder(folder, 2).wrap().train(2).end().report(), hosts=hosts)
     console = Console(file=StringIO(), width=80)
-    render(report, console)
+    render(report, console, detail=Detail.ALL)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 

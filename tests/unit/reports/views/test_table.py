@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ddpcheck.analysis.report import DataEpoch, Report
 from ddpcheck.reports.html.page import to_html
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from ddpcheck.reports.views import data, hardware, memory, ranks, timing
 from ddpcheck.reports.views.table import Column, Row, Table, heaviest, left_out, row
 from tests.helpers.sample_measurements import measurements
@@ -50,7 +50,7 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def terminal(report: Report) -> str:
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    render(report, console)
+    render(report, console, detail=Detail.ALL)
     assert isinstance(console.file, io.StringIO)
     return words(console.file.getvalue())
 

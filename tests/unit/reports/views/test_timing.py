@@ -15,7 +15,7 @@ from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.records.kinds.timing import ClockRecord
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.overlap_builder import advice, overlap
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
@@ -36,7 +36,7 @@ def built(folder: Path, world_size: int, late: int = 10_000) -> RunBuilder:
 
 def drawn(build: RunBuilder, width: int = 80) -> list[str]:
     out = io.StringIO()
-    render(build.report(), Console(file=out, width=width, color_system=None))
+    render(build.report(), Console(file=out, width=width, color_system=None), detail=Detail.ALL)
     lines = out.getvalue().splitlines()
     return lines[lines.index(next(line for line in lines if line.startswith("Step time"))) :]
 
@@ -67,7 +67,7 @@ def test_of_many_ranks_those_at_both_ends(tmp_path: Path) -> None:
 def test_a_short_job_has_no_table(tmp_path: Path) -> None:
     build = add_clocks(RunBuilder(tmp_path, 2).wrap().train(5), clocks(2, steps=5)).end()
     out = io.StringIO()
-    render(build.report(), Console(file=out, width=80))
+    render(build.report(), Console(file=out, width=80), detail=Detail.ALL)
     assert "Step time" not in out.getvalue()
 
 
@@ -93,7 +93,7 @@ def test_it_follows_the_schema(tmp_path: Path) -> None:
 def rendered(refaults: dict[str, Any] | None) -> str:
     table = {**measurements(ranks=2, late=1)["time"][0], "refaults": refaults}
     console = Console(file=io.StringIO(), width=80)
-    render(with_parts(stored("1-learning-rate"), {"time": [table]}), console)
+    render(with_parts(stored("1-learning-rate"), {"time": [table]}), console, detail=Detail.ALL)
     assert isinstance(console.file, io.StringIO)
     return " ".join(console.file.getvalue().split())
 
@@ -114,7 +114,7 @@ def report(profiled: Overlap | None) -> Report:
 
 def shown(profiled: Overlap | None) -> str:
     out = io.StringIO()
-    render(report(profiled), Console(file=out, width=80))
+    render(report(profiled), Console(file=out, width=80), detail=Detail.ALL)
     return out.getvalue()
 
 

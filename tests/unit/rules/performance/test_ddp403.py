@@ -17,7 +17,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.json_report import from_json, to_json
-from ddpcheck.reports.terminal.report import render
+from ddpcheck.reports.terminal.report import Detail, render
 from tests.helpers.cluster import Cluster, Interface
 from tests.helpers.paths import ROOT
 
@@ -208,7 +208,7 @@ def test_reports_show_the_links(tmp_path: Path) -> None:
     assert from_json(text).links == report.links
     assert report.links["slow"]["nodes"] == ["node2"]
     buffer = io.StringIO()
-    render(report, Console(file=buffer, width=80))
+    render(report, Console(file=buffer, width=80), detail=Detail.ALL)
     output = buffer.getvalue()
     assert max(cell_len(line) for line in output.splitlines()) <= 80
     rows = [" ".join(line.split()) for line in output.splitlines()]
