@@ -17,7 +17,6 @@ from ddpcheck.reports.views.table import CellMark
 from tests.helpers.paths import ROOT
 from tests.unit.reports.views.test_timing import built
 
-
 STORED_RUNS = ROOT / "tests" / "stored_runs"
 
 
