@@ -1,6 +1,26 @@
-"""Builds the one part of ddpcheck that is compiled; pyproject.toml holds everything else."""
+"""Builds the one part of ddpcheck that is compiled; pyproject.toml holds everything else.
+
+The library is plain C that ctypes loads, so one wheel serves every version of Python.
+"""
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+
+class BuildLibrary(build_ext):
+    """Names the library without the version of Python."""
+
+    def get_ext_filename(self, fullname):
+        return f"{fullname.replace('.', '/')}.so"
+
+
+class AnyPythonWheel(bdist_wheel):
+    """A wheel for any Python on this platform."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
 
 setup(
     ext_modules=[
@@ -12,5 +32,6 @@ setup(
             # Without a compiler ddpcheck installs all the same, and sketches with torch's own kernels.
             optional=True,
         )
-    ]
+    ],
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPythonWheel},
 )

@@ -29,7 +29,13 @@ def links(
     out: Annotated[Path, typer.Option(help="Write the measurements as JSON.", metavar="FILE")] = Path(
         "links.json"
     ),
-    backend: Annotated[str, typer.Option(help="gloo or nccl [default: nccl if there are GPUs].")] = "",
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Backend of torch.distributed, such as gloo or nccl [default: nccl if there are GPUs].",
+            metavar="NAME",
+        ),
+    ] = "",
 ) -> None:
     """Measure the links between all nodes, and between the ranks of a node.
 

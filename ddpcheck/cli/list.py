@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ddpcheck.cli.options import nearest_runs
 from ddpcheck.errors import RunNotFound
 from ddpcheck.records.reader import RUNS_FOLDER
 
@@ -31,7 +32,7 @@ def list_runs(
     """
     from ddpcheck.launcher.runs import past_runs
 
-    runs_folder = folder or Path(RUNS_FOLDER)
+    runs_folder = folder or nearest_runs()
     if not runs_folder.is_dir():
         raise RunNotFound(
             f"there is no folder {str(runs_folder)!r}; create a run with `ddpcheck run -- COMMAND`, or give a folder"
@@ -42,6 +43,10 @@ def list_runs(
         raise RunNotFound(
             f"the folder {str(runs_folder)!r} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from None
+    if not runs and any(runs_folder.iterdir()):
+        raise RunNotFound(
+            f"{str(runs_folder)!r} contains no runs; give the folder that holds the run folders"
+        )
     if as_json:
         typer.echo(json.dumps({"schema": LIST_SCHEMA, "runs": [asdict(run) for run in runs]}, indent=1))
         return

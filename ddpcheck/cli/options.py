@@ -72,18 +72,36 @@ class OptionalHtmlCommand(TyperCommand):
     """A command with `--html [FILE]`: click has no option with an optional value before an argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self._check_values(args)
         return super().parse_args(ctx, with_html_value(args))
+
+    def _check_values(self, arguments: list[str]) -> None:
+        """click would take the dashes before the job's command for the value of the option before them."""
+        before = arguments[: arguments.index("--")] if "--" in arguments else []
+        last = before[-1] if before else ""
+        valued = {flag for each in self.params if not getattr(each, "is_flag", True) for flag in each.opts}
+        if last in valued - {"--html"}:
+            raise UsageError(
+                f"{last} needs a value before the two dashes; `ddpcheck {self.name} --help` describes it"
+            )
 
 
 def with_html_value(arguments: list[str]) -> list[str]:
-    """Give a bare `--html` an empty value, unless a name that ends in .html follows it."""
+    """Give a bare `--html` an empty value, unless its file follows it.
+
+    A word before the two dashes can only be the file. Without dashes, it is the file if it ends like one.
+    """
     words: list[str] = []
+    dashes = arguments.index("--") if "--" in arguments else None
     for index, word in enumerate(arguments):
         # The rest belongs to the job.
         if word == "--":
             return words + arguments[index:]
         following = arguments[index + 1] if index + 1 < len(arguments) else ""
-        words.append("--html=" if word == "--html" and not following.endswith(".html") else word)
+        is_file = following.endswith((".html", ".htm")) or (
+            dashes is not None and index + 1 < dashes and not following.startswith("-")
+        )
+        words.append("--html=" if word == "--html" and not is_file else word)
     return words
 
 
@@ -91,7 +109,11 @@ _MAX_LISTED = 5
 
 
 def find_run(given: str | None, runs: Path = Path(RUNS_FOLDER)) -> Path:
-    """A run folder given by its path, by its name or the beginning of it in `runs`, or the latest run there."""
+    """A run folder given by its path, by its name or a part of it in `runs`, or the latest run there.
+
+    Without `runs` in the working directory, that of the nearest folder above it is used.
+    """
+    runs = nearest_runs(runs)
     if given is None:
         return _latest(runs)
     if given and is_run_folder(Path(given)):
@@ -106,6 +128,14 @@ def find_run(given: str | None, runs: Path = Path(RUNS_FOLDER)) -> Path:
     if given and Path(given).exists():
         raise RunNotFound(f"{given!r} is not a run folder: it contains neither run.json nor rank-*.jsonl")
     raise RunNotFound(f"there is no run {given!r}, neither as a folder nor in {runs}{_available(runs)}")
+
+
+def nearest_runs(runs: Path = Path(RUNS_FOLDER)) -> Path:
+    """The folder with runs, here or in a folder above; `runs` itself if there is none."""
+    if runs.is_absolute() or runs.is_dir():
+        return runs
+    above = (parent / runs for parent in Path.cwd().parents)
+    return next((folder for folder in above if folder.is_dir()), runs)
 
 
 def _latest(runs: Path) -> Path:
@@ -123,7 +153,8 @@ def _named(given: str, runs: Path) -> list[Path]:
     all_runs = _all(runs)
     # Folder names begin with the time; users remember the name that follows.
     exact = [run for run in all_runs if given == run.name or run.name.endswith(f"-{given}")]
-    return exact or [run for run in all_runs if run.name.startswith(given)]
+    beginning = [run for run in all_runs if run.name.startswith(given)]
+    return exact or beginning or [run for run in all_runs if given in run.name]
 
 
 def _all(runs: Path) -> list[Path]:

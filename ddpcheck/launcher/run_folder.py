@@ -179,7 +179,17 @@ def _use_folder(path: Path, name: str, job: str, command: Sequence[str]) -> RunF
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise _unusable(path, "cannot be written: permission denied")
+    if _is_foreign(path):
+        raise OutputFolderError(
+            f"{path}: contains other files and no run; give a new or an empty folder with --out, such as {path / 'run'}"
+        )
     return RunFolder(path, job or path.name, name, job=job)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a folder holds files of others only. Another node may be about to begin the run: its files are hidden."""
+    names = [entry.name for entry in os.scandir(path) if not entry.name.startswith(".")]
+    return bool(names) and not any(name == RUN_FILE or name.startswith(("node-", "rank-")) for name in names)
 
 
 def make_folder(path: Path) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from ddpcheck.analysis.live.tracker import LiveRank, LiveState, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.launcher.process.process_table import process_start
-from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, read_run_file
+from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, is_run_folder, read_run_file
 from ddpcheck.records.registry import RANK_FILES
 
 POLL_SECONDS = 0.5
@@ -112,7 +112,11 @@ class _Report(msgspec.Struct):
 
 def past_runs(folder: Path) -> list[PastRun]:
     """All runs in `folder`, newest first."""
-    runs = [_past_run(path) for path in folder.iterdir() if path.is_dir()]
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    # A folder of runs may hold other folders too; one without any run is no folder of runs.
+    if not any(is_run_folder(path) for path in folders):
+        return []
+    runs = [_past_run(path) for path in folders]
     return sorted(runs, key=lambda run: (run.began, run.folder), reverse=True)
 
 

@@ -74,7 +74,13 @@ def _begin(backend: str) -> str:
     if api is not None:
         api.set_device(int(os.environ.get("LOCAL_RANK", "0")) % api.count())
         backend = backend or default_backend(api.type)
-    distributed.init_process_group(backend or "gloo")
+    try:
+        distributed.init_process_group(backend or "gloo")
+    except (RuntimeError, ValueError) as error:
+        # The other ranks meet the same.
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"ddpcheck: the backend {backend or 'gloo'!r} cannot be used here: {error}\n")
+        raise SystemExit(2) from None
     return api.type if api is not None else "cpu"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,16 @@ def test_the_wheel_contains_every_source_and_nothing_else(wheel: Path) -> None:
     assets = (ROOT / "reports" / "html" / "assets").iterdir()
     in_tree |= {f"ddpcheck/{path.relative_to(ROOT).as_posix()}" for path in assets}
     in_wheel = {name for name in names_in_wheel(wheel) if ".dist-info/" not in name}
-    compiled = {name for name in in_wheel if name.startswith("ddpcheck/probes/scan/_native.")}
-    assert len(compiled) == 1
-    assert in_wheel - compiled == in_tree
+    compiled = {"ddpcheck/probes/scan/_native.so"}
+    assert in_wheel == in_tree | compiled
+
+
+def test_one_wheel_for_every_python_and_without_torch(wheel: Path, sdist: Path) -> None:
+    assert wheel.name.split("-")[2:4] == ["py3", "none"]
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        required = re.findall(
+            r"^Requires-Dist: ([\w-]+)([^;\n]*)$", archive.read(metadata).decode(), re.MULTILINE
+        )
+    assert "typer" in dict(required)
+    assert "torch" not in dict(required)

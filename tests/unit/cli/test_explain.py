@@ -15,7 +15,7 @@ def status(*arguments: str) -> object:
     return leaving.value.code
 
 
-@pytest.mark.parametrize("code", ["DDP201", "ddp201", " Ddp201"])
+@pytest.mark.parametrize("code", ["DDP201", "ddp201", " Ddp201", "201"])
 def test_a_page(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("explain", code) == 0
     assert capsys.readouterr().out == explanations.page("DDP201")
@@ -34,6 +34,13 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(explanations.codes())
     assert "DDP201  Parameters diverged" in lines
+
+
+@pytest.mark.parametrize("beginning", ["DDP30", "ddp30", "30"])
+def test_all_codes_with_one_beginning(beginning: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("explain", beginning) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [code for code in explanations.codes() if code.startswith("DDP30")]
 
 
 @pytest.mark.parametrize(("code", "message"), [("DDP219", "DDP21"), ("hello", "lists all codes")])

@@ -95,3 +95,9 @@ def test_no_runs_and_no_folder(tmp_path: Path) -> None:
     assert "No runs in" in listed(tmp_path)
     with pytest.raises(RunNotFound, match="create a run with"):
         CliRunner().invoke(app, ["list", str(tmp_path / "nowhere")], catch_exceptions=False)
+
+
+def test_a_folder_without_runs_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(RunNotFound, match="contains no runs"):
+        listed(tmp_path)

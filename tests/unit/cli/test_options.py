@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.cli.options import find_run
+from ddpcheck.cli.options import find_run, with_html_value
 from ddpcheck.errors import RunNotFound, UsageError
 
 
@@ -33,6 +33,8 @@ def runs(tmp_path: Path) -> Path:
         ("20260102", "20260102-101500-train"),
         ("20260101-11", "20260101-111500-eval"),
         ("eval", "20260101-111500-eval"),
+        ("eva", "20260101-111500-eval"),
+        ("1115", "20260101-111500-eval"),
     ],
 )
 def test_names(runs: Path, given: str | None, findings: str) -> None:
@@ -61,3 +63,29 @@ def test_none(runs: Path, tmp_path: Path) -> None:
         find_run(str(tmp_path), runs)
     with pytest.raises(RunNotFound, match="ddpcheck run -- COMMAND"):
         find_run(None, tmp_path / "nowhere")
+
+
+def test_runs_of_a_folder_above_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_runs(tmp_path / "ddpcheck-runs", "20260101-101500-train")
+    (tmp_path / "src" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "src" / "model")
+    assert find_run("train") == tmp_path / "ddpcheck-runs" / "20260101-101500-train"
+    make_runs(tmp_path / "src" / "model" / "ddpcheck-runs", "20260102-101500-train")
+    assert find_run(None) == Path("ddpcheck-runs/20260102-101500-train")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--html -- true", "--html= -- true"),
+        ("--html page.html -- true", "--html page.html -- true"),
+        ("--html page.htm -- true", "--html page.htm -- true"),
+        ("--html page -- true", "--html page -- true"),
+        ("--html --live -- true", "--html= --live -- true"),
+        ("--html true page.html", "--html= true page.html"),
+        ("--html page.html true", "--html page.html true"),
+        ("-- torchrun --html", "-- torchrun --html"),
+    ],
+)
+def test_a_page_has_a_name_or_not(given: str, expected: str) -> None:
+    assert with_html_value(given.split()) == expected.split()

@@ -191,6 +191,15 @@ def test_user_errors_are_one_line(launcher: Launcher, capsys: pytest.CaptureFixt
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("option", ["--json", "--junit", "--out", "--name", "--fail-on"])
+def test_an_option_does_not_take_the_dashes_for_its_value(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert status(option, "--", "true") == 2
+    assert f"{option} needs a value" in capsys.readouterr().err
+    assert launcher.called is None
+
+
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--quiet"]])
 def test_no_command(launcher: Launcher, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert status(*arguments) == 2

@@ -124,6 +124,20 @@ def test_an_empty_folder_is_used(here: Path) -> None:
     assert make_run_folder(COMMAND, out=Path("empty")).path == here / "empty"
 
 
+def test_a_folder_of_other_files_is_left_alone(here: Path) -> None:
+    (here / "photos").mkdir()
+    (here / "photos" / "cat.png").touch()
+    with pytest.raises(OutputFolderError, match="contains other files"):
+        make_run_folder(COMMAND, out=Path("photos"))
+    # Another node is about to begin the run, or has begun.
+    (here / "beginning").mkdir()
+    (here / "beginning" / ".run.json.node1.77").touch()
+    assert make_run_folder(COMMAND, out=Path("beginning")).path == here / "beginning"
+    (here / "beginning" / "node-a.jsonl").touch()
+    (here / "beginning" / "captures").mkdir()
+    assert make_run_folder(COMMAND, out=Path("beginning")).path == here / "beginning"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_unwritable(here: Path) -> None:
     (here / "locked").mkdir(mode=0o500)
