@@ -41,7 +41,7 @@ def _print_version(requested: bool) -> None:
 def ddpcheck(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Watches PyTorch DDP jobs and proves that their replicas agree, or pinpoints where they diverge.

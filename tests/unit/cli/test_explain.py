@@ -51,8 +51,9 @@ def test_an_unknown_code(code: str, message: str, capsys: pytest.CaptureFixture[
     assert message in error
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status("--version") == 0
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(option) == 0
     assert capsys.readouterr().out == f"ddpcheck {VERSION}\n"
 
 
