@@ -89,7 +89,7 @@ def is_cell(value: object) -> bool:
 
 
 _MOST_CHOSEN = 4
-_HELP = "Drag to zoom, double-click to zoom out. By keyboard: arrows, + and -, Escape."
+CHART_HELP = "Drag to zoom, double-click to zoom out. By keyboard: arrows, + and -, Escape."
 
 
 def chart(
@@ -114,7 +114,7 @@ def chart(
         _rank_input() if kind == "lines" else None,
         tag("button", "All ranks", type="button", class_="back", hidden="") if kind == "strip" else None,
         tag("div", class_="plot", role="img", aria_label=f"{caption}. {summary}"),
-        tag("p", _HELP, class_="readout", data_rest=_HELP),
+        tag("p", class_="readout", data_rest=""),
         tag("details", tag("summary", "As a table"), figures),
         embedded(spec),
         data_chart=kind,

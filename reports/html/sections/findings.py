@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ddpcheck.analysis.finding import Finding
-from ddpcheck.analysis.report import Report
+from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.formatting import name_ranks, rank_ranges
-from ddpcheck.reports.finding_text import script_line
+from ddpcheck.reports.finding_text import script_line, source_line
 from ddpcheck.reports.html.components import Html, joined, rows_table, table, tag
 from ddpcheck.reports.safe_text import shortened
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
@@ -24,6 +24,7 @@ from ddpcheck.reports.views.evidence import (
     evidence_blocks,
     outlier_flags,
 )
+from ddpcheck.reports.views.summary import SummaryLine, summary_lines
 from ddpcheck.reports.views.table import Table
 
 # report.json has all findings.
@@ -51,8 +52,35 @@ def head(report: Report) -> tuple[str, Html]:
     rows = [tag("div", tag("dt", label), tag("dd", value)) for label, value in facts if value]
     command = tag("dd", tag("code", shlex.join(report.command)))
     rows.append(tag("div", tag("dt", "command"), command, class_="wide"))
-    box = tag("div", tag("h1", sentence), class_=f"verdict {report.verdict.value}")
-    return f"{sentence} - {name}" if name else sentence, joined([box, tag("dl", *rows, class_="facts")])
+    box = tag("div", tag("h1", sentence), class_=f"verdict {_mark(report)}")
+    parts = [box, tag("dl", *rows, class_="facts"), _summary(report)]
+    return f"{sentence} - {name}" if name else sentence, joined([part for part in parts if part is not None])
+
+
+def _mark(report: Report) -> str:
+    """The verdict is coloured by the worst finding."""
+    ordered = in_order(report)
+    only_warnings = report.verdict is Verdict.FINDINGS and ordered and ordered[0].severity is Severity.WARNING
+    return Severity.WARNING.value if only_warnings else report.verdict.value
+
+
+def _summary(report: Report) -> Html | None:
+    """The same lines as on the terminal. Lines without a label continue the one before."""
+    entries: list[tuple[SummaryLine, list[SummaryLine]]] = []
+    for line in summary_lines(report):
+        if line.label or not entries:
+            entries.append((line, []))
+        else:
+            entries[-1][1].append(line)
+    rows = [
+        tag(
+            "div",
+            tag("dt", first.label),
+            *(tag("dd", each.text, class_=each.mark.value if each.mark else None) for each in (first, *more)),
+        )
+        for first, more in entries
+    ]
+    return tag("dl", *rows, class_="summary", aria_label="Summary") if rows else None
 
 
 def _minute(started: object) -> str:
@@ -81,10 +109,10 @@ def section(report: Report) -> Html | None:
 
 def _source_line(report: Report, finding: Finding) -> str:
     file, line = script_line(report, finding)
-    return f"{file}:{line}" if line else ""
+    return f"{file}:{line}  {source_line(file, line)}".rstrip() if line else ""
 
 
-def _card(finding: Finding, several_attempts: bool, source_line: str) -> Html:
+def _card(finding: Finding, several_attempts: bool, location: str) -> Html:
     heading = tag(
         "h3", tag("span", f"{finding.severity.value} {finding.code}", class_="badge"), " ", finding.title
     )
@@ -98,16 +126,16 @@ def _card(finding: Finding, several_attempts: bool, source_line: str) -> Html:
     return tag(
         "article",
         heading,
-        tag("p", _location(finding, several_attempts, source_line), class_="quiet"),
+        tag("p", _location(finding, several_attempts, location), class_="quiet"),
         message,
-        evidence(finding.evidence, finding.ranks),
         tag("dl", *advice, class_="advice") if advice else None,
         explain,
+        evidence(finding.evidence, finding.ranks),
         class_=f"finding {finding.severity.value}",
     )
 
 
-def _location(finding: Finding, several_attempts: bool, source_line: str) -> Html:
+def _location(finding: Finding, several_attempts: bool, in_program: str) -> Html:
     parts: list[object] = []
     parts += [f"attempt {finding.attempt}"] if several_attempts else []
     parts += [f"step {finding.step}"] if finding.step is not None else []
@@ -115,7 +143,7 @@ def _location(finding: Finding, several_attempts: bool, source_line: str) -> Htm
     parts += [f"module {finding.module}"] if finding.module else []
     parts += [joined(["parameter ", tag("code", finding.parameter)])] if finding.parameter else []
     parts += [name_ranks(finding.ranks)] if finding.ranks else []
-    parts += [joined(["at ", tag("code", source_line)])] if source_line else []
+    parts += [joined(["at ", tag("code", in_program)])] if in_program else []
     return joined([item for part in parts for item in (", ", part)][1:])
 
 
