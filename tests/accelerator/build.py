@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -66,23 +65,15 @@ def _compile(sources: list[Path], folder: Path, target: Path) -> None:
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     # System folders: torch's headers have warnings of their own.
     command = [found, *_FLAGS, *(part for path in includes for part in ("-isystem", path))]
-    headers = list(NATIVE.glob("*.h"))
-    objects = [BUILDS / f"{source.stem}-{_key([source, *headers])}.o" for source in sources]
-
-    def compile_one(pair: tuple[Path, Path]) -> None:
-        # One file at a time changes in development.
-        if not pair[1].exists():
-            _run([*command, "-c", str(pair[0]), "-o", str(pair[1].with_suffix(".part"))])
-            pair[1].with_suffix(".part").rename(pair[1])
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(compile_one, zip(sources, objects, strict=True)))
+    # One translation unit: nearly all of the time goes to torch's headers, which are then read once.
+    unit = folder / f"{MODULE}.cpp"
+    unit.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
     libraries = [
         part for path in cpp_extension.library_paths() for part in (f"-L{path}", f"-Wl,-rpath,{path}")
     ]
     names = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", "-lpthread"]
     unfinished = target.with_suffix(".part")
-    _run([found, "-shared", *map(str, objects), *libraries, *names, "-o", str(unfinished)])
+    _run([*command, "-shared", str(unit), *libraries, *names, "-o", str(unfinished)])
     unfinished.rename(target)
 
 

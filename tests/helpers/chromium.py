@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 180.0
 
 def browser() -> str | None:
     """The path of an installed Chromium."""
-    return next((findings for name in NAMES if (findings := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Tab:

@@ -51,8 +51,13 @@ class ZombieReaper:
         self._excluded = set(exclude)
         self._zombies_since: dict[tuple[int, int], float] = {}
 
-    def reap(self, processes: Iterable[Process], *, at_once: bool = False) -> bool:
-        """Reap zombie children; True if some are too recent and another call is needed."""
+    @property
+    def pending(self) -> bool:
+        """Whether some were too recent, or still had threads, and another call is needed."""
+        return bool(self._zombies_since)
+
+    def reap(self, processes: Iterable[Process], *, at_once: bool = False) -> set[int]:
+        """Reap zombie children, and return their ids."""
         now = time.monotonic()
         zombies = {
             (process.pid, process.started): process
@@ -60,12 +65,16 @@ class ZombieReaper:
             if process.parent == os.getpid() and process.state == "Z" and process.pid not in self._excluded
         }
         self._zombies_since = {key: self._zombies_since.get(key, now) for key in zombies}
+        reaped = set()
         for key, since in list(self._zombies_since.items()):
             if at_once or now - since >= _ZOMBIE_SECONDS:
+                pid = key[0]
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(key[0], os.WNOHANG)
-                del self._zombies_since[key]
-        return bool(self._zombies_since)
+                    pid = os.waitpid(pid, os.WNOHANG)[0]
+                if pid:
+                    reaped.add(pid)
+                    del self._zombies_since[key]
+        return reaped
 
 
 class OrphanTerminator:
@@ -90,11 +99,15 @@ class OrphanTerminator:
     def advance(self) -> bool:
         """Do the next step; True if no process remains, or nothing more can be done."""
         processes = descendants(os.getpid(), self._excluded)
-        self._zombies.reap(processes, at_once=True)
-        remaining = [process for process in processes if not process.is_gone]
+        reaped = self._zombies.reap(processes, at_once=True)
+        # A process whose first thread has exited is a zombie, but its other threads may run and hold its memory.
+        remaining = [process for process in processes if process.pid not in reaped]
         if not remaining:
             return True
         now = time.monotonic()
+        ending = all(process.is_gone for process in remaining)
+        if ending and self._killed_at is None and now - self._since < _ZOMBIE_SECONDS:
+            return False
         if self._killed_at is not None:
             signal_all(remaining, signal.SIGKILL)
             if now - self._killed_at > KILL_SECONDS:
@@ -287,7 +300,8 @@ class _Supervision:
         if pid:
             self._status = status
         elif self._zombies_expected:
-            self._zombies_expected = self._zombies.reap(descendants(os.getpid(), self._excluded()))
+            self._zombies.reap(descendants(os.getpid(), self._excluded()))
+            self._zombies_expected = self._zombies.pending
 
     def _log_exit(self) -> None:
         ended = ExitStatus.from_wait(self._status or 0)
