@@ -96,7 +96,7 @@ class GradientStartProbe(Probe):
 
 def _choose(tracked: TrackedModule, known: TrackedGradients) -> None:
     """Sample parameters that optimizers step: no one clears the gradients of others."""
-    signature = (tracked.revision, tuple(map(len, tracked.owners.values())))
+    signature = (tracked.revision, *map(len, tracked.owners.values()))
     if signature == known.signature:
         return
     known.signature = signature
@@ -108,7 +108,7 @@ def _choose(tracked: TrackedModule, known: TrackedGradients) -> None:
 def _gradients(tracked: TrackedModule, known: TrackedGradients) -> list[torch.Tensor | None]:
     slots = tracked.parameters
     try:
-        return [slots[index].holder[slots[index].key].grad for index in known.indices]
+        return [slot.holder[slot.key].grad for slot in [slots[index] for index in known.indices]]
     except (IndexError, KeyError, AttributeError):
         # The program took a parameter out of its module.
         return [None] * len(known.indices)
@@ -116,17 +116,24 @@ def _gradients(tracked: TrackedModule, known: TrackedGradients) -> list[torch.Te
 
 def _identities(gradients: Sequence[torch.Tensor | None]) -> list[tuple[int, int]]:
     """Object and version of each gradient; there is none without a gradient."""
-    # Not `count`, which compares tensors.
-    if all(gradient is None for gradient in gradients):
+    if _all_none(gradients):
         return [_NONE] * len(gradients)
     return list(zip(map(id, gradients), torch_compat.tensor_versions(gradients), strict=True))
+
+
+def _all_none(gradients: Sequence[torch.Tensor | None]) -> bool:
+    # Not `count`, which compares tensors.
+    for gradient in gradients:
+        if gradient is not None:
+            return False
+    return True
 
 
 def _start(
     tracked: TrackedModule, known: TrackedGradients, after_step: Sequence[tuple[int, int]]
 ) -> GradientStart:
     gradients = _gradients(tracked, known)
-    if all(gradient is None for gradient in gradients):
+    if _all_none(gradients):
         return GradientStart.CLEARED
     old = [
         gradient is not None and now == before and not _is_zero(gradient)

@@ -196,15 +196,20 @@ class GradientProbe(Probe):
             by_module.pop(tracked.index, None)
 
     def backward_begun(self, tracked: TrackedModule) -> None:
-        self._write(tracked)
+        if self._backwards:
+            self._write(tracked)
         tracker = tracked.backward
         if tracker is None:
             return
         step = tracked.steps
-        sketched, dumped = self._is_sketched(step), self._files.wants(step)
-        counted = not sketched and self._counts_nonfinite(step)
+        dumped = self._files.wants(step)
+        runs = self.context.budget.runs
+        # Both are false without the budget's consent.
+        may_read = runs(BudgetItem.SKETCH, step)
+        sketched = may_read and self._is_sketched(step)
+        counted = may_read and not sketched and self._counts_nonfinite(step)
         tracker.skips_gradients = not (sketched or counted or dumped)
-        if tracker.skips_gradients and not self.context.budget.runs(BudgetItem.APPLIED, step):
+        if tracker.skips_gradients and not runs(BudgetItem.APPLIED, step):
             # Most steps of a job with short steps: none of its gradients is read.
             self._backwards.pop(tracked.index, None)
             return
@@ -316,7 +321,8 @@ class GradientProbe(Probe):
     def before_forward(self, tracked: TrackedModule) -> None:
         if self._deferred:
             self._drain()
-        self._write(tracked)
+        if self._backwards:
+            self._write(tracked)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         if self._deferred:
@@ -324,7 +330,8 @@ class GradientProbe(Probe):
         budget = self.context.budget
         runs = budget.runs_beside if optimizer.side else budget.runs
         for tracked in optimizer.modules:
-            self._write(tracked)
+            if self._backwards:
+                self._write(tracked)
             self._files.keep_parameters(tracked, optimizer.steps)
             if not self._is_checked(optimizer.steps):
                 continue

@@ -31,6 +31,9 @@ AT_LEAST_EVERY = 32
 # leaves too few measurements of a short job to recognise growth.
 SECONDS_BETWEEN = 0.02
 STEPS_BETWEEN = 4
+# A job with more steps has enough measurements: of its fast steps, fewer are measured.
+MANY_STEPS = 256
+MANY_STEPS_BETWEEN = 16
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
 # six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
@@ -108,7 +111,8 @@ class MemoryProbe(Probe):
 
     def _is_due(self, step: int) -> bool:
         """Reading the counters takes ten microseconds: steps of a millisecond are not all read."""
-        return step < FIRST or step % STEPS_BETWEEN == 0 or self._is_late()
+        between = STEPS_BETWEEN if step < MANY_STEPS else MANY_STEPS_BETWEEN
+        return step < FIRST or step % between == 0 or self._is_late()
 
     def _is_late(self) -> bool:
         return monotonic() - self._read_at > SECONDS_BETWEEN

@@ -313,7 +313,10 @@ class ParameterProbe(Probe):
 
     def _stepped_indices(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> list[int] | None:
         """The parameters to read after this step; None: all. Those of other optimizers are read at their own steps."""
-        others = tracked.owners.keys() - {optimizer.index}
+        owners = tracked.owners
+        if len(owners) == 1 and optimizer.index in owners:
+            return None
+        others = owners.keys() - {optimizer.index}
         last = self._last.get((tracked.index, TensorKind.PARAMETERS))
         if not others or last is None or len(last.leaves) != len(tracked.parameters):
             return None
@@ -349,9 +352,10 @@ class ParameterProbe(Probe):
             self._finish(pending, current=True)
 
     def _sample(self, tracked: TrackedModule, of: TensorKind = TensorKind.PARAMETERS) -> TensorSamples:
-        scanner = self._scanners.get((tracked.index, of))
+        slot = (tracked.index, of)
+        scanner = self._scanners.get(slot)
         if scanner is None:
-            scanner = self._scanners[tracked.index, of] = TensorScanner()
+            scanner = self._scanners[slot] = TensorScanner()
         tensors = _tensors(tracked, of)
         scanner.update(tensors)
         return take_samples(scanner, tensors)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Probe, ProbeContext
@@ -41,15 +41,23 @@ class PendingGradientsProbe(Probe):
     """Where every shard has a gradient, as in most jobs, it compares each with None and does nothing else."""
 
     name = "pending_gradients"
+    # Once shards of a device mesh are trained.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"before_step"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._found: dict[int, PendingGradients] = {}
         self._searches = 0
+        self._called = False
+
+    def unwrapped_found(self, tracked: TrackedModule) -> None:
+        if not self._called and _is_sharded(tracked):
+            self._called = True
+            self.context.call(self, Probe.before_step)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
-            if tracked.role is not ModuleRole.SHARDED or tracked.mesh.get("kind") != DTENSOR:
+            if not _is_sharded(tracked):
                 continue
             shards = tracked.shards()
             if any(map(is_, map(_grad, shards), repeat(None))):
@@ -109,6 +117,10 @@ class PendingGradientsProbe(Probe):
             count=len(names),
             where=user_callsite(),
         )
+
+
+def _is_sharded(tracked: TrackedModule) -> bool:
+    return tracked.role is ModuleRole.SHARDED and tracked.mesh.get("kind") == DTENSOR
 
 
 def _switched_off() -> Iterator[tuple[PendingReason, Any]]:

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -127,15 +127,21 @@ class ProgramStateProbe(Probe):
     """
 
     name = "program_state"
+    # Until the first state of each module is written.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"after_step"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._states: dict[int, TrackedState] = {}
+        self._awaits_first = False
 
     def before_forward(self, tracked: TrackedModule) -> None:
         state = self._states.get(tracked.index)
         if state is None:
             state = self._states[tracked.index] = TrackedState()
+            if not self._awaits_first:
+                self._awaits_first = True
+                self.context.call(self, Probe.after_step)
         step = tracked.steps
         if step != state.step:
             self._write(tracked.index, state)
@@ -171,6 +177,9 @@ class ProgramStateProbe(Probe):
             state = self._states.get(tracked.index)
             if state is not None and not state.written:
                 self._write(tracked.index, state)
+        if all(state.written for state in self._states.values()):
+            self._awaits_first = False
+            self.context.stop_calling(self, Probe.after_step)
 
     def before_exit(self) -> None:
         for index, state in self._states.items():
@@ -220,8 +229,9 @@ def _count(state: TrackedState) -> None:
 
 def _quick(tracked: TrackedModule) -> tuple[Any, ...]:
     """What changes most often between two steps, and costs least to read."""
-    module = tracked.module()
-    return getattr(module, "training", None), _autocast(_device_type(tracked)), tracked.revision
+    slots = tracked.parameters
+    device_type = "cpu" if not slots or slots[0].holder[slots[0].key].is_cpu else _device_type(tracked)
+    return getattr(tracked.module(), "training", None), _autocast(device_type), tracked.revision
 
 
 def _device_type(tracked: TrackedModule) -> str:

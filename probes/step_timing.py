@@ -133,7 +133,8 @@ class StepTimingProbe(Probe):
         self._host.begin(FORWARD, now)
         # Buffers, if any, are synchronised before anything is computed.
         self._host.begin(BUFFERS, now)
-        self._own_begins()
+        if self._device is not None:
+            self._device.begin_own()
 
     def forward_begins(self, tracked: TrackedModule, *inputs: Any) -> None:
         self._begin_on_device(FORWARD, BUFFERS)
@@ -191,7 +192,8 @@ class StepTimingProbe(Probe):
         self._end(OPTIMIZER)
         if self._ends_a_step(optimizer.index):
             self._close(optimizer.steps)
-        self._own_begins()
+        if self._device is not None:
+            self._device.begin_own()
 
     def own_ends(self, *_: Any) -> None:
         """Every other probe has handled the event."""
@@ -214,6 +216,10 @@ class StepTimingProbe(Probe):
 
     def _ends_a_step(self, optimizer: int) -> bool:
         """Several optimizers may share an iteration, and a job may replace its optimizer."""
+        if optimizer == self._main:
+            if self._others:
+                self._others.clear()
+            return True
         if self._main is None:
             self._main = optimizer
         if optimizer != self._main:

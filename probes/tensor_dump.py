@@ -132,13 +132,16 @@ class GradientFiles:
     def __init__(self, context: ProbeContext) -> None:
         self._context = context
         every = context.config.gradients == "full"
-        self._steps = StepRanges(((0, None),)) if every else parse_steps(context.config.save_gradients)
+        # None: no step, as in most runs.
+        self._steps = (
+            StepRanges(((0, None),)) if every else parse_steps(context.config.save_gradients)
+        ) or None
         self._local: dict[int, dict[int, torch.Tensor]] = {}
         self._before: dict[int, dict[str, torch.Tensor]] = {}
 
     def wants(self, step: int) -> bool:
         """Whether the gradients of this step are saved."""
-        return bool(self._steps) and step in self._steps
+        return self._steps is not None and step in self._steps
 
     def keep_local(self, tracked: TrackedModule, step: int, index: int, gradient: torch.Tensor) -> None:
         """A copy: the reducer is about to overwrite it with the mean."""
@@ -160,12 +163,14 @@ class GradientFiles:
 
     def keep_parameters(self, tracked: TrackedModule, step: int) -> None:
         """Copies the parameters before the step that applies these gradients."""
-        if self._steps and step in self._steps:
+        if self._steps is not None and step in self._steps:
             self._before[tracked.index] = {
                 f"before/{slot.name}": slot.holder[slot.key].detach().clone() for slot in tracked.parameters
             }
 
     def write_parameters(self, tracked: TrackedModule, step: int) -> None:
+        if not self._before:
+            return
         before = self._before.pop(tracked.index, None)
         if before is not None:
             after = {f"after/{slot.name}": slot.holder[slot.key].detach() for slot in tracked.parameters}

@@ -220,7 +220,8 @@ class BackwardTracker:
 
     def forward(self, armed: bool) -> None:
         """Called at a training forward through the wrapper. `armed`: it runs outside no_sync."""
-        self.drain()
+        if self._synced:
+            self.drain()
         self._open_window()
         self._tasks.clear()
         self._nested.clear()
@@ -281,7 +282,7 @@ class BackwardTracker:
 
         A reducer in Python reduces in such a hook itself: there ours come first.
         """
-        if max(map(len, self._hook_dicts), default=1) == 1:
+        if not self.program_has_hooks:
             return
         if torch_compat.read(torch_compat.PYTHON_REDUCER, self._tracked.ddp(), False):
             for hooks, key, _ in self._hooks:
@@ -409,7 +410,8 @@ class BackwardTracker:
 
     def _on_first(self, task: int) -> None:
         if self._synced:
-            self._emit_held()
+            if self._held:
+                self._emit_held()
             if not (self._holds or self.skips_gradients):
                 self._emit_local()
             if task not in self._nested:

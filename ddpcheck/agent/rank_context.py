@@ -204,12 +204,15 @@ class RankContext:
         if GUARD.capture_checks and GUARD.capturing():
             GUARD.skipped(event.__name__)
             return
+        called = self._handlers[event]
+        if not called:
+            return
         began = perf_counter_ns()
         entered = 0
         if not self.entered:
             self.entered = entered = began
         off = GUARD.off
-        handlers = iter(self._handlers[event])
+        handlers = iter(called)
         while True:
             try:
                 for entry in handlers:

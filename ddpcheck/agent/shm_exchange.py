@@ -25,6 +25,7 @@ LEAF = 8
 # Rank + 1, pid, entries written, key of the leaves, number of leaves, write error.
 _HEADER = struct.Struct("<iiQ8sI120s")
 _ENTRY = struct.Struct("<8s16sII")  # key, root, flags, checksum
+_KEY = struct.Struct("<8sI")  # key of the leaves, number of leaves
 _RING_AT = 256
 _LEAVES_AT = 4096
 _SLOT = _LEAVES_AT + MOST_LEAVES * LEAF
@@ -137,9 +138,9 @@ class ShmExchange:
         if len(leaves) <= MOST_LEAVES * LEAF:
             offset = self._base + _LEAVES_AT
             # The key is cleared first, so that incomplete leaves match no key.
-            self._map[self._base + _KEY_AT : self._base + _KEY_AT + 8] = bytes(8)
+            self._words[(self._base + _KEY_AT) // 8] = 0
             self._map[offset : offset + len(leaves)] = leaves
-            struct.pack_into("<8sI", self._map, self._base + _KEY_AT, key, len(leaves) // LEAF)
+            _KEY.pack_into(self._map, self._base + _KEY_AT, key, len(leaves) // LEAF)
         number = self._count
         self._write_entry(number, key, root, flags)
         self._count += 1
@@ -229,7 +230,7 @@ class ShmExchange:
     def leaves_of(self, slot: int, key: bytes) -> list[bytes] | None:
         """The leaves of the latest entry in `slot`; None if that entry has another key."""
         base = slot * _SLOT
-        current, count = struct.unpack_from("<8sI", self._map, base + _KEY_AT)
+        current, count = _KEY.unpack_from(self._map, base + _KEY_AT)
         if current != key:
             return None
         offset = base + _LEAVES_AT

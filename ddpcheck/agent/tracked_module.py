@@ -194,7 +194,7 @@ class TrackedModule:
 
     def refresh(self) -> list[ParamSetChange] | None:
         """Update the list of tensors if the set has changed; None if it has not."""
-        if not self._changed():
+        if not self._contents.changed() and list(map(_requires_grad, self._tensors)) == self._trainable:
             return None
         revision = self.revision
         changes = self.changes()

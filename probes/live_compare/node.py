@@ -130,11 +130,13 @@ class NodeCompare:
         )
         self._own.put(snapshot.key_hash, snapshot)
         # Values of a later step would be no evidence for this one.
-        dumped = snapshot.key.stage is not Stage.USED
+        dumped = self._capture_next and snapshot.key.stage is not Stage.USED
         if dumped and snapshot.current and _tensors(snapshot) in self._capture_next:
             self._capture(snapshot, None)
-        for entry in (self._received.get(snapshot.key_hash) or {}).values():
-            self._check(snapshot, entry)
+        received = self._received.get(snapshot.key_hash)
+        if received is not None:
+            for entry in received.values():
+                self._check(snapshot, entry)
         if self._store_compare is not None:
             self._store_compare.publish(snapshot)
         self.catch_up()

@@ -38,7 +38,7 @@ class PageFaultCount(NamedTuple):
 
 UNKNOWN_PAGE_FAULTS = PageFaultCount(-1, -1)
 UNKNOWN_QUEUE_TIME = -1
-READ_EVERY_NS = 2_000_000
+READ_EVERY_NS = 5_000_000
 
 
 def resident() -> Resident:

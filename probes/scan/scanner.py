@@ -64,7 +64,7 @@ class Scan:
     def ready(self) -> bool:
         """Whether the results can be read without waiting for a device."""
         digests, sketches = self._other_digests, self._other_sketches
-        if not all(results.ready() for results in self._launched):
+        if self._launched and not all(results.ready() for results in self._launched):
             return False
         return (digests is None or digests[1].ready()) and (sketches is None or sketches.ready())
 
@@ -219,7 +219,8 @@ class TensorScanner:
         """
         plan = self._plan(tensors, digest, sketch, count)
         length = len(tensors)
-        digests, numbers = bytearray(DIGEST_SIZE * length), array("d", bytes(8 * NUMBERS * length))
+        digests: bytearray | None = None
+        numbers: array[float] = array("d")
         rest, done = plan.rest, plan.done
         launches: list[DeviceResults] = []
         captured: list[bytes] = []
@@ -239,6 +240,9 @@ class TensorScanner:
             else:
                 # The memory of one of them is gone: read them one by one.
                 done, rest = _read_otherwise(done, rest, work)
+        if digests is None:
+            # Only devices, or what torch reads: their results are merged into zeros.
+            digests, numbers = bytearray(DIGEST_SIZE * length), array("d", bytes(8 * NUMBERS * length))
         scan = Scan(digests, numbers, plan.missing)
         for results in launches:
             scan.add_launch(results)
