@@ -8,8 +8,8 @@ use.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -65,12 +65,14 @@ class DeviceApi:
             stream = self._side_streams[device] = make(device)
         return stream
 
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Context manager in which `stream` and its device are current."""
-        if hasattr(self._module, "stream"):
-            context: AbstractContextManager[Any] = self._module.stream(stream)
-            return context
-        return _GenericStream(stream)
+    @contextmanager
+    def on_stream(self, stream: Any, device: torch.device) -> Iterator[None]:
+        """`stream` and `device`, to which it belongs, are current inside."""
+        # The device first: to leave the stream of another device makes the previous device current for good. In a
+        # process that has not used that one, this opens a context there, which takes hundreds of megabytes.
+        with self.guard(device):
+            with self._module.stream(stream) if hasattr(self._module, "stream") else _GenericStream(stream):
+                yield
 
     def stream_id(self, stream: Any) -> int:
         """Distinguishes the streams of one device."""

@@ -458,6 +458,9 @@ class GradientProbe(Probe):
         self._defer(
             DeferredRecord(lambda: applied.ready() and (nonfinite is None or nonfinite.ready()), write)
         )
+        if live and self.context.node_compare.needs_values(tracked.index, TensorKind.GRADIENTS):
+            # On a device, digests arrive when the values are gone: wait once, so that values of this step are dumped.
+            self._drain(wait=True)
 
     def _write_window(self, optimizer: TrackedOptimizer, tracked: TrackedModule) -> None:
         """Without digests: only if the backwards of this step are not like those of the last one that was written."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from ddpcheck.device_api import on_device
 from ddpcheck.probes.digest import Leaves
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
@@ -89,6 +90,8 @@ class ParameterProbe(Probe):
         self._node_compare = context.node_compare
         # The last step of each module, and the number of training forwards before it.
         self._last_steps: dict[int, tuple[SnapshotKey, int]] = {}
+        # Modules on a device whose ranks have differed after a step, and the last step that was compared again.
+        self._confirms: dict[int, SnapshotKey | None] = {}
         self._ended = False
 
     def before_wrap(self, tracked: TrackedModule) -> None:
@@ -263,7 +266,15 @@ class ParameterProbe(Probe):
         step, forwards = last
         if optimizer is not None and optimizer.index != step.optimizer and tracked.forwards == forwards:
             return
-        if self._node_compare.take_unconfirmed(tracked.index):
+        differed = self._node_compare.take_unconfirmed(tracked.index)
+        if differed and _is_on_device(tracked):
+            # There, writes through `.data` show in no sample, and digests arrive late: from now on, each step counts.
+            self._confirms.setdefault(tracked.index, None)
+        if tracked.index not in self._confirms:
+            if differed:
+                self._snapshot_use(tracked, step)
+        elif self._confirms[tracked.index] != step and (step.step % self.context.config.every == 0 or differed):
+            self._confirms[tracked.index] = step
             self._snapshot_use(tracked, step)
 
     def _snapshot_last_use(self, tracked: TrackedModule) -> None:
@@ -272,8 +283,8 @@ class ParameterProbe(Probe):
         if last is None or not tracked.parameters:
             return
         differed = self._node_compare is not None and self._node_compare.take_unconfirmed(tracked.index)
-        # Without samples the budget left the last step out: it is compared now.
-        unread = tracked.index not in self._samples
+        # Without samples the budget left the last step out, or writes on a device may have gone unnoticed.
+        unread = tracked.index not in self._samples or _is_on_device(tracked)
         if differed or unread or self._is_written(tracked, self._sample(tracked)):
             self._snapshot_use(tracked, last[0])
             self._drain(wait=True)
@@ -451,6 +462,10 @@ class ParameterProbe(Probe):
 
 def _tensors(tracked: TrackedModule, of: TensorKind) -> list[torch.Tensor]:
     return tracked.tensors(tracked.buffers) if of is TensorKind.BUFFERS else tracked.parameter_tensors()
+
+
+def _is_on_device(tracked: TrackedModule) -> bool:
+    return any(map(on_device, tracked.parameter_tensors()))
 
 
 def _mask(indices: list[int], count: int) -> bytes:

@@ -52,7 +52,7 @@ class StreamCopy:
         side = api.side_stream(lanes.device)
         side.wait_stream(api.current_stream(lanes.device))
         self._host = torch.empty(lanes.shape, dtype=lanes.dtype, device="cpu", pin_memory=pin_memory)
-        with api.on_stream(side):
+        with api.on_stream(side, lanes.device):
             self._host.copy_(lanes, non_blocking=True)
             self._event = api.event()
             self._event.record(side)

@@ -109,8 +109,8 @@ class NodeCompare:
         # Parameters, buffers and gradients have separate limits.
         self._details: Counter[TensorKind] = Counter()
         self._captures: Counter[TensorKind] = Counter()
-        # Modules whose next snapshot is dumped, since an earlier mismatch was seen too late.
-        self._capture_next: set[tuple[int, TensorKind]] = set()
+        # Modules whose next snapshot is dumped, since an earlier mismatch was seen too late, and what differed there.
+        self._capture_next: dict[tuple[int, TensorKind], list[int]] = {}
         self._held = False
         # Modules whose parameters differed after a step: they are compared again where they are used.
         self._unconfirmed: set[int] = set()
@@ -200,9 +200,16 @@ class NodeCompare:
         if snapshot.current:
             self._capture(snapshot, entry)
         else:
-            self._capture_next.add(_tensors(snapshot))
+            self._capture_next.setdefault(_tensors(snapshot), self._differing(snapshot, entry))
         if self._context.config.fail_fast and not after_step and key.stage not in _NOT_FATAL:
             self._hold()
+
+    def _differing(self, snapshot: Snapshot, entry: Entry | None) -> list[int]:
+        """Indices of the tensors that differ from those of a peer; empty where its leaves are not known."""
+        others = self._exchange.leaves_of(entry.slot, snapshot.key_hash) if entry is not None else None
+        if others is None or len(others) != len(snapshot.leaves):
+            return []
+        return [index for index in range(len(others)) if snapshot.leaves[index][:LEAF] != others[index]]
 
     def _hold(self) -> None:
         """The launcher stops the job at this step: give it time to, once."""
@@ -238,12 +245,12 @@ class NodeCompare:
             return  # the mismatch was reported after the model was deleted
         snapshot.captured = True
         self._captures[key.of] += 1
-        self._capture_next.discard(_tensors(snapshot))
+        first = self._capture_next.pop(_tensors(snapshot), [])
         self._write_detail(snapshot)
-        others = self._exchange.leaves_of(entry.slot, snapshot.key_hash) if entry is not None else None
-        indices = list(range(len(snapshot.leaves)))
-        if others is not None and len(others) == len(snapshot.leaves):
-            indices = [index for index in indices if snapshot.leaves[index][:LEAF] != others[index]]
+        indices = self._differing(snapshot, entry)
+        if not indices:
+            # The limit of bytes must not be used up by large tensors that are equal.
+            indices = list(dict.fromkeys([*first, *range(len(snapshot.leaves))]))
         file, complete, truncated = dump_tensors(self._context, key, indices)
         self._exchange.mark_captured(snapshot.number, snapshot.key_hash, snapshot.root)
         self._context.write(

@@ -6,6 +6,7 @@ is the default device, DDP modules are moved to it before they are wrapped, and 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -75,5 +76,11 @@ def _place_modules() -> None:
 
         return call
 
+    def on_device_mesh(original: Any) -> Any:
+        return lambda device_type, *args, **kwargs: original(TYPE, *args, **kwargs)
+
     both = f"cpu:gloo,{TYPE}:{BACKEND}"
     distributed.init_process_group = with_device_backend(distributed.init_process_group, 0)
+    meshes = importlib.import_module("torch.distributed.device_mesh")
+    for module in (distributed, meshes):
+        module.init_device_mesh = on_device_mesh(module.init_device_mesh)

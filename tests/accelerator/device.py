@@ -39,18 +39,55 @@ def _load() -> Any:
 native: Any = _load()
 
 
+# Devices on which this process has a context. As on CUDA, it takes memory, and whatever sets the device opens one.
+contexts: set[int] = set()
+
+
+def set_device(device: Any) -> None:
+    native.exchange_device(_index(device))
+    contexts.add(_index(device))
+
+
 class Device:
-    """`torch.sim.device`: makes a device current."""
+    """`torch.sim.device`: makes a device current. On leaving, no context is opened, as on CUDA."""
 
     def __init__(self, device: Any) -> None:
         self._index = _index(device)
         self._before = -1
 
     def __enter__(self) -> None:
-        self._before = native.exchange_device(self._index)
+        self._before = _index()
+        set_device(self._index)
 
     def __exit__(self, *error: object) -> None:
         native.exchange_device(self._before)
+
+
+def set_stream(chosen: torch.Stream) -> None:
+    if chosen.device.index != _index():
+        set_device(chosen.device)
+    torch.accelerator.set_stream(chosen)
+
+
+class StreamContext:
+    """`torch.sim.stream`. As with `torch.cuda.stream`, leaving it sets the device that was current before."""
+
+    def __init__(self, chosen: torch.Stream) -> None:
+        self._chosen = chosen
+        self._before: torch.Stream | None = None
+        self._before_there: torch.Stream | None = None
+
+    def __enter__(self) -> torch.Stream:
+        self._before = current_stream()
+        if self._before.device != self._chosen.device:
+            self._before_there = current_stream(self._chosen.device)
+        set_stream(self._chosen)
+        return self._chosen
+
+    def __exit__(self, *error: object) -> None:
+        for before in (self._before_there, self._before):
+            if before is not None:
+                set_stream(before)
 
 
 class SimGraph:
@@ -80,11 +117,6 @@ def _index(device: Any = None) -> int:
     return int(native.current_device()) if index is None else int(index)
 
 
-def stream(chosen: torch.Stream) -> Any:
-    """Streams of torch are context managers."""
-    return chosen
-
-
 def make_stream(device: Any = None, priority: int = 0) -> torch.Stream:
     return torch.Stream(device=torch.device(TYPE, _index(device)), priority=priority)
 
@@ -98,8 +130,8 @@ def current_stream(device: Any = None) -> torch.Stream:
 
 
 @contextmanager
-def graph(captured: SimGraph, stream: torch.Stream | None = None) -> Iterator[None]:
-    """Capture what is launched inside, on `stream` or a stream of its own."""
+def graph(captured: SimGraph, pool: object = None, stream: torch.Stream | None = None) -> Iterator[None]:
+    """Capture what is launched inside, on `stream` or a stream of its own. Each graph has memory of its own."""
     side = make_stream() if stream is None else stream
     side.wait_stream(current_stream())
     torch.sim.synchronize()  # type: ignore[attr-defined]
@@ -137,9 +169,9 @@ def _module() -> ModuleType:
     module.is_initialized = lambda: any(native.memory(index)[1] for index in range(2))
     module.device_count = lambda: 2
     module.current_device = native.current_device
-    module.set_device = lambda device: native.exchange_device(_index(device)) and None
+    module.set_device = set_device
     module.device = Device
-    module.Stream, module.Event, module.stream = make_stream, make_event, stream
+    module.Stream, module.Event, module.stream = make_stream, make_event, StreamContext
     module.current_stream = current_stream
     module.synchronize = lambda device=None: native.synchronize_device(_index(device))
     module.is_current_stream_capturing = lambda: native.is_capturing(native.current_device())

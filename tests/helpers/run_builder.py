@@ -254,19 +254,33 @@ class RunBuilder:
         return self
 
     def detail(
-        self, rank: int, step: int, outliers: Collection[str], first: Mapping[str, bytes]
+        self,
+        rank: int,
+        step: int,
+        outliers: Collection[str],
+        first: Mapping[str, bytes],
+        stage: str = "params",
+        of: str = "parameters",
     ) -> RunBuilder:
         leaves = leaves_of(NAMES, step, rank, outliers)
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
         self.add(
             rank,
             DetailRecord(
-                0, "params", step, "parameters", 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
+                0, stage, step, of, 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
             ),
         )
         return self
 
-    def capture(self, rank: int, step: int, tensors: Mapping[str, Any], optimizer: int = 0) -> RunBuilder:
+    def capture(
+        self,
+        rank: int,
+        step: int,
+        tensors: Mapping[str, Any],
+        optimizer: int = 0,
+        stage: str = "params",
+        of: str = "parameters",
+    ) -> RunBuilder:
         """Write real tensors to a file with the safetensors package."""
         from safetensors.torch import save_file
 
@@ -274,7 +288,7 @@ class RunBuilder:
         (self.folder / "captures").mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), self.folder / name)
         indices = [NAMES.index(tensor) for tensor in tensors]
-        self.add(rank, CaptureRecord(0, "params", step, "parameters", optimizer, name, indices))
+        self.add(rank, CaptureRecord(0, stage, step, of, optimizer, name, indices))
         return self
 
     def end(self, ranks: Collection[int] | None = None, time: float = 2000.0, **fields: Any) -> RunBuilder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,15 @@ JOBS = {
     "other_device": (2,),
     "delayed": (3,),
     "accumulated": (2,),
+    "mixed": (2,),
     "late": (2,),
+    "scattered": (3,),
+    "graphed": (2,),
+    # The last one: the report has its checks.
     "captured": (2,),
 }
 RANKS = [(case, size, rank) for case, sizes in JOBS.items() for size in sizes for rank in range(size)]
-LOGGED = [ranks for ranks in RANKS if ranks[0] in ("plain", "views", "user_stream", "other_device")]
+LOGGED = [ranks for ranks in RANKS if ranks[0] in ("plain", "views", "user_stream", "other_device", "mixed")]
 WARM_STEPS = 4
 # One for the results of each scan, one for the addresses of gradients, one each for loss and batch.
 MOST_COPIES = 8
@@ -156,7 +161,9 @@ def test_training_loop_never_waits_for_ddpcheck(jobs: Jobs, case: str, size: int
     assert [event_log.waits(lines) for lines in steps[WARM_STEPS:]] == [[]] * (len(steps) - WARM_STEPS)
 
 
-@pytest.mark.parametrize(("case", "size", "rank"), [("plain", 2, 0), ("views", 2, 0), ("user_stream", 2, 1)])
+@pytest.mark.parametrize(
+    ("case", "size", "rank"), [("plain", 2, 0), ("views", 2, 0), ("user_stream", 2, 1), ("mixed", 2, 1)]
+)
 def test_launches_do_not_grow_with_parameters(jobs: Jobs, case: str, size: int, rank: int) -> None:
     from tests.accelerator import event_log
 
@@ -166,7 +173,7 @@ def test_launches_do_not_grow_with_parameters(jobs: Jobs, case: str, size: int, 
         copies = names.count("memcpy")
         # On a GPU the table kernel is two launches, one for the parts of tensors and one for their sums.
         assert len(names) - copies + names.count("scan_table") <= 10 + 2 * buckets, names
-        # `views` has five times as many parameters.
+        # `views` and `mixed` have five times as many parameters.
         assert copies <= MOST_COPIES, names
 
 
@@ -176,6 +183,9 @@ def test_everything_is_on_the_device_of_the_module(jobs: Jobs) -> None:
         assert {line.device for line in own} == {1}
         # Nothing was allocated on the current device, which the job does not use.
         assert jobs.result("other_device", 2, rank)["memory"][0] == 0
+        # The job itself never sets the device: ddpcheck opens no context on device 0, which would take memory there.
+        assert jobs.result("other_device", 2, rank)["contexts"] == [1]
+        assert jobs.result("other_device", 2, rank, watched=False)["contexts"] == []
         records = jobs.records("other_device", 2, rank)
         assert {each["device"] for each in records if each["kind"] == "device"} == {"sim:1"}
         assert any(each["allocated"] > 0 for each in records if each["kind"] == "memory")
@@ -210,6 +220,16 @@ def test_capture_is_left_alone_and_reported(jobs: Jobs) -> None:
     assert (graph["captures"], graph["steps"], graph["replays"], graph["replayed_steps"]) == (1, 1, 4, 4)
     # Steps that were not compared are no proof.
     assert [each["code"] for each in jobs.findings("captured", 2)] == ["DDP606"]
+
+
+def test_graphed_modules_are_checked_like_others(jobs: Jobs) -> None:
+    """Hooks run outside of these graphs: nothing is lost, and nothing is listed as not checked."""
+    for rank in range(2):
+        records = jobs.records("graphed", 2, rank)
+        assert not any(each["kind"] in ("graph", "fault") for each in records)
+        stages = Counter(each["stage"] for each in records if each["kind"] == "digest")
+        assert stages["params"] == 8
+        assert sum(each["kind"] == "backward" and bool(each["reduced"]) for each in records) == 8
 
 
 @pytest.fixture(scope="module")

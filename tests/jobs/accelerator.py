@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -106,6 +107,7 @@ def other_device(job: Job) -> DDP:
     job.device = torch.device(device.TYPE, 1)
     model = wrap(job, network())
     train(job, model)
+    job.facts["contexts"] = sorted(device.contexts)
     job.facts["memory"] = [torch.sim.memory_allocated(index) for index in range(2)]  # type: ignore[attr-defined]
     return model
 
@@ -136,6 +138,26 @@ def accumulated(job: Job) -> DDP:
     return model
 
 
+def mixed(job: Job) -> DDP:
+    """Autocast, a scaler and clipping of many parameters: everything is read again after each of them."""
+    device.configure("log")
+    model = wrap(job, network(layers=12))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler(device.TYPE, init_scale=1024.0)
+    for step in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        with torch.autocast(device.TYPE, dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        job.end_step(step)
+    return model
+
+
 def _outputs(model: DDP, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     inputs, labels = job.data()
     return model(inputs), labels
@@ -160,6 +182,23 @@ def late(job: Job) -> DDP:
     return model
 
 
+def scattered(job: Job) -> DDP:
+    """Each rank steps its own part of the parameters and sends it around, by `.data`, while digests are late."""
+    device.configure("lag=600")
+    model = wrap(job, network())
+    parameters = list(model.parameters())
+    size = dist.get_world_size()
+    optimizer = torch.optim.AdamW([p for n, p in enumerate(parameters) if n % size == job.rank], lr=1e-2)
+    for _ in range(STEPS):
+        inputs, labels = job.data()
+        model.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        for number, parameter in enumerate(parameters):
+            dist.broadcast(parameter.data, src=number % size)
+    return model
+
+
 def captured(job: Job) -> DDP:
     """Forward, backward and step in one graph, after a few ordinary steps."""
     own = torch.sim.Stream(job.device)  # type: ignore[attr-defined]
@@ -177,16 +216,34 @@ def captured(job: Job) -> DDP:
         for _ in range(WARM_STEPS):
             step()
     graph = torch.sim.SimGraph()  # type: ignore[attr-defined]
-    with torch.sim.graph(graph, own):  # type: ignore[attr-defined]
+    with torch.sim.graph(graph, stream=own):  # type: ignore[attr-defined]
         step()
     for _ in range(REPLAYS):
         graph.replay()
     return model
 
 
+def graphed(job: Job) -> DDP:
+    """`make_graphed_callables` of torch itself: forward and backward of the module are graphs, the rest is not."""
+    module = network().to(job.device)
+    own = torch.sim.Stream(job.device)  # type: ignore[attr-defined]
+    # Its Python code, on this device: it takes everything from `torch.cuda`.
+    names = ("Stream", "stream", "current_stream", "synchronize", "graph")
+    replaced = {name: getattr(torch.sim, name) for name in names}  # type: ignore[attr-defined]
+    replaced["CUDAGraph"] = torch.sim.SimGraph  # type: ignore[attr-defined]
+    no_pool = mock.patch.object(torch.cuda.graphs, "graph_pool_handle", lambda: None)
+    with mock.patch.multiple(torch.cuda, **replaced), no_pool:
+        module = torch.cuda.make_graphed_callables(module, (job.data()[0],))
+    own.wait_stream(torch.sim.current_stream(job.device))  # type: ignore[attr-defined]
+    with own:
+        model = wrap(job, module)
+        train(job, model)
+    return model
+
+
 CASES: dict[str, Callable[[Job], DDP]] = {
     case.__name__: case
-    for case in (plain, views, user_stream, other_device, delayed, accumulated, late, captured)
+    for case in (plain, views, user_stream, other_device, delayed, accumulated, mixed, late, scattered, captured, graphed)
 }
 
 

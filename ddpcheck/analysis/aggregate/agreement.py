@@ -78,6 +78,8 @@ MOST_PARTIAL = 256
 FEWEST_AVERAGINGS = 2
 # Reading an enum's value is slow, and these are needed for every record.
 _STATE, _REWRITTEN = TensorKind.STATE.value, Stage.REWRITTEN.value
+# Steps after which ranks differed, and of which it is not known yet whether they differ in use.
+_MOST_UNCONFIRMED = 4096
 _PARAMS, _APPLIED, _USED = Stage.PARAMS.value, Stage.APPLIED.value, Stage.USED.value
 _GRADIENTS, _PARAMETERS = TensorKind.GRADIENTS.value, TensorKind.PARAMETERS.value
 _IN_SERIES = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
@@ -205,6 +207,10 @@ class Agreement:
     reunions: dict[ModuleKey, Reunions] = field(default_factory=dict)
     # Steps of modules that some ranks step with an optimizer and others receive: how many were compared, and differed.
     received: dict[ModuleKey, list[int]] = field(default_factory=dict)
+    # Modules on a device, where a write between steps may go unnoticed: that nothing is recorded does not mean that the
+    # values of a step are used as they are. Only what all ranks record of the same use does.
+    unsampled: set[ModuleKey] = field(default_factory=set)
+    _unsampled_use: dict[ComparisonKey, dict[int, str]] = field(default_factory=dict)
     _partial_steps: dict[tuple[ModuleKey, int], dict[int, DigestRecord]] = field(default_factory=dict)
     _use: ParameterUse[ComparisonKey] = field(default_factory=ParameterUse)
     # Differences after a step that count only if they are still there when the parameters are used.
@@ -218,8 +224,11 @@ class Agreement:
         optimizer = -1 if record.optimizer is None else record.optimizer
         key = ComparisonKey(module, record.stage, record.of, record.step, optimizer, part)
         if isinstance(record, DigestRecord) and record.of == _PARAMETERS:
-            for settled in self._use.add(rank, module, key, record):
-                self._settle(settled)
+            if module not in self.unsampled or self._has_diverged(module):
+                for settled in self._use.add(rank, module, key, record):
+                    self._settle(settled)
+            elif record.stage == _USED:
+                self._settle_unsampled(rank, key, record.root)
             if record.stage == _USED:
                 return
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
@@ -289,6 +298,8 @@ class Agreement:
         if differ and key.stage == _PARAMS and key.of == _PARAMETERS and key.optimizer >= 0:
             self._unconfirmed[key] = disagreement
             self._settle(key)
+            if len(self._unconfirmed) > _MOST_UNCONFIRMED:
+                self._settle(min(self._unconfirmed), complete=True)
         elif differ and key.stage == _APPLIED and key.of == _GRADIENTS:
             self._hold(disagreement)
         elif differ:
@@ -327,7 +338,9 @@ class Agreement:
         stats.compared += 1
         self._note_series(key, step, ())
 
-    def _settle(self, key: ComparisonKey, complete: bool = False) -> None:
+    def _settle(
+        self, key: ComparisonKey, complete: bool = False, used: Mapping[int, str] | None = None
+    ) -> None:
         """Decide whether ranks that differed after a step still differ where their parameters are used.
 
         `complete`: nothing more is known of ranks that have not reported it.
@@ -338,7 +351,7 @@ class Agreement:
                 self._use.forget(key)
             return
         after_step = {rank: record.root for rank, record in disagreement.digests.items()}
-        used = self._use.of(key, after_step)
+        used = self._use.of(key, after_step) if used is None or not used.keys() >= after_step.keys() else used
         if used is None:
             if not complete:
                 return
@@ -358,6 +371,18 @@ class Agreement:
             self._count(disagreement)
         self._note_series(key, digests, self._missing(key, digests))
         self._release(key)
+
+    def _settle_unsampled(self, rank: int, key: ComparisonKey, root: str) -> None:
+        """Decide about all steps up to a use that every rank of the module has recorded."""
+        used = self._unsampled_use.setdefault(key, {})
+        used[rank] = root
+        if used.keys() >= {*key.module[0]} & self.hashes.keys() - self.ended:
+            del self._unsampled_use[key]
+            for open_key in sorted(self._unconfirmed):
+                if open_key.module == key.module and open_key.step <= key.step:
+                    self._settle(open_key, used=used)
+        elif len(self._unsampled_use) > MOST_PENDING:
+            del self._unsampled_use[next(iter(self._unsampled_use))]
 
     def _count(self, disagreement: Disagreement) -> None:
         key = disagreement.key

@@ -20,7 +20,14 @@ from ddpcheck.records.kinds.modules import (
     SkipRecord,
     StructureRecord,
 )
-from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, NodeMismatchRecord, NodesRecord, StackRecord
+from ddpcheck.records.kinds.rank import (
+    DeviceRecord,
+    EndRecord,
+    FaultRecord,
+    NodeMismatchRecord,
+    NodesRecord,
+    StackRecord,
+)
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
@@ -52,6 +59,10 @@ class AgreementCollector(Collector):
     def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
         if not (is_unwrapped(module) and rank.wraps):
             self.agreement.add(rank.number, module, record)
+
+    @collects_per_module(DeviceRecord)
+    def add_device(self, rank: RankData, module: ModuleKey, record: DeviceRecord) -> None:
+        self.agreement.unsampled.add(module)
 
     @collects(FaultRecord)
     def add_fault(self, rank: RankData, record: FaultRecord) -> None:

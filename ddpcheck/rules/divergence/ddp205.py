@@ -83,8 +83,10 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
 def _change_between_ranks(first: Disagreement, evidence: dict[str, Any]) -> str:
     """Compares an outlier with the largest group, or with a rank that did not write to its gradients."""
     elements = evidence.get("elements", {})
-    # Values of a later step show the consequences, not the change.
-    if elements.get("step") != first.key.step:
+    step = elements.get("step")
+    # Parameters of a later step show the consequences. Its gradients were reduced anew and show a change of that step:
+    # on a device, digests arrive when the values of the first step are gone.
+    if step is None or (step != first.key.step and not evidence.get("gradients_compared", True)):
         return ""
     written = evidence["written_after_backward_on_ranks"]
     # Only ranks that noticed the disagreement in time kept values.
@@ -95,7 +97,8 @@ def _change_between_ranks(first: Disagreement, evidence: dict[str, Any]) -> str:
         return ""
     reference = next((rank for ranks in groups for rank in ranks if rank not in written), groups[0][0])
     outlier = next(ranks[0] for ranks in groups if reference not in ranks)
-    return describe_change(elements, outlier, reference)
+    change = describe_change(elements, outlier, reference)
+    return f"{change} (at step {step})" if change and step != first.key.step else change
 
 
 def describe_change(elements: Mapping[str, Any], outlier: int, reference: int) -> str:

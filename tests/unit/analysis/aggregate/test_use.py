@@ -15,8 +15,10 @@ PARAMS, REWRITTEN, USED = Stage.PARAMS, Stage.REWRITTEN, Stage.USED
 class Ranks:
     """Two ranks whose records are added in turns."""
 
-    def __init__(self) -> None:
-        self.agreement = Agreement()
+    def __init__(self, on_device: bool = False) -> None:
+        self.agreement = Agreement(hashes={0: "", 1: ""})
+        if on_device:
+            self.agreement.unsampled.add(TWO)
 
     def add(self, stage: Stage, step: int, *roots: str | None, optimizer: int = 0, forward: int = 0) -> Ranks:
         for rank, root in enumerate(roots):
@@ -63,6 +65,29 @@ def test_a_rank_that_was_not_written_keeps_the_values_of_its_step() -> None:
     assert received.add(PARAMS, 1, "equal", "equal", forward=2).end().first() is None
     wrong = Ranks().add(PARAMS, 0, "right", "wrong", forward=1).add(REWRITTEN, 1, None, "other", forward=2)
     assert wrong.add(PARAMS, 1, "equal", "equal", forward=2).end().first() == 0
+
+
+def test_on_a_device_only_a_use_that_all_ranks_recorded_decides() -> None:
+    """Writes by `.data` are not noticed there, and each rank learns late that replicas differed."""
+    ranks = Ranks(on_device=True)
+    for step in range(5):
+        ranks.add(PARAMS, step, f"0 {step}", f"1 {step}", forward=step + 1)
+        if step >= 1:
+            ranks.add(USED, step, f"all {step}", None, forward=step + 2)
+        if step >= 3:
+            ranks.add(USED, step, None, f"all {step}", forward=step + 2)
+    assert ranks.end().first() is None
+    assert ranks.agreement.reunions[TWO].count == 5
+
+
+def test_on_a_device_a_divergence_has_its_first_step() -> None:
+    ranks = Ranks(on_device=True)
+    for step in range(2, 6):
+        ranks.add(PARAMS, step, f"0 {step}", f"1 {step}", forward=step + 1)
+    assert ranks.first() is None
+    assert ranks.add(USED, 5, "0 5", "1 5", forward=7).first() == 2
+    unread = Ranks(on_device=True).add(PARAMS, 2, "0", "1", forward=3).add(PARAMS, 3, "0", "1", forward=4)
+    assert unread.end().first() == 2
 
 
 def test_nothing_is_decided_before_the_parameters_are_used() -> None:

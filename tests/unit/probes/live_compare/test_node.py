@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
+from ddpcheck.probes import tensor_dump
 from ddpcheck.probes.live_compare import node
 from ddpcheck.probes.parameters import SHORT_WAIT_SECONDS, ParameterProbe
 from ddpcheck.probes.probe import Probe
@@ -133,6 +134,22 @@ def test_a_rank_that_is_ahead_records_its_digests_and_dumps_the_next_step(pair: 
     assert torch.equal(load_file(tmp_path / captures[0].file)["1.bias"], pair.modules[0][1].bias)
 
 
+def test_what_differed_is_dumped_first_at_a_later_step(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tensors that are equal must not use up the limit of bytes."""
+    monkeypatch.setattr(tensor_dump, "BUDGET", 4 * 3)
+    pair.wrap()
+    pair.step(0)
+    pair.step(0)
+    pair.step(1, outlier=5.0)
+    pair.step(0)
+    captures = [record for record in pair.kept(0) if isinstance(record, CaptureRecord)]
+    assert [record.step for record in captures] == [2]
+    dumped = load_file(tmp_path / captures[0].file)
+    assert torch.equal(dumped["1.bias"], pair.modules[0][1].bias)
+
+
 def test_on_a_device_the_dumped_values_are_those_of_the_stated_step(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +176,34 @@ def test_on_a_device_the_dumped_values_are_those_of_the_stated_step(
     for rank, record in captures:
         dumped = load_file(tmp_path / record.file)["1.bias"]
         assert torch.equal(dumped, biases[record.step][rank])
+
+
+def test_on_a_device_the_dumped_gradients_are_those_of_the_stated_step(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[int] = Counter()
+
+    def late(scan: Scan) -> bool:
+        asked[id(scan)] += 1
+        scans.append(scan)
+        return asked[id(scan)] > 2
+
+    scans: list[Scan] = []
+    monkeypatch.setattr(Scan, "ready", late)
+    pair.wrap()
+    for step in range(12):
+        for rank, outlier in ((0, None), (1, 5.0)):
+            pair.step(rank, gradient=step / 8, outlier=outlier)
+    for rank, outlier in ((0, None), (1, 5.0)):
+        captures = [
+            record
+            for record in pair.contexts[rank].records
+            if isinstance(record, CaptureRecord) and record.of == TensorKind.GRADIENTS.value
+        ]
+        assert captures
+        for record in captures:
+            second = record.step / 8 if outlier is None else outlier
+            assert load_file(tmp_path / record.file)["1.bias"].tolist() == [record.step / 8, second]
 
 
 def test_a_mismatch_reported_after_the_model_was_deleted(pair: Pair) -> None:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddpcheck.analysis.divergence.explain import REASON_TEXT
 from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
@@ -171,6 +172,22 @@ def test_ddp205_reports_the_ranks_that_wrote(tmp_path: Path) -> None:
     finding = build.end().only("DDP205")
     assert (finding.ranks, finding.step, finding.stage) == ((1,), 0, "applied")
     assert "Outlier: rank 1" in finding.message
+
+
+def test_ddp205_describes_the_change_by_gradients_of_a_later_step(tmp_path: Path) -> None:
+    """On a device, digests arrive when the values of the first step are gone."""
+    outliers = {1: ["body.bias"]}
+    build = start(tmp_path, 2)
+    for step in range(3):
+        build.apply(step, outliers=outliers, on={1: {"moved": True}}).step(step, outliers=outliers)
+    for rank, factor in ((0, 1.0), (1, 0.0)):
+        build.detail(rank, 0, outliers.get(rank, []), {}, stage="applied", of="gradients")
+        values = factor * torch.arange(1.0, 6.0)
+        build.capture(rank, 2, {"body.bias": values}, stage="applied", of="gradients")
+    finding = build.end().only("DDP205")
+    assert finding.step == 0
+    assert finding.evidence["elements"]["step"] == 2
+    assert "set to zero on rank 1 (at step 2)" in finding.cause
 
 
 def test_ddp205_is_silent_where_all_clip_alike(tmp_path: Path) -> None:
