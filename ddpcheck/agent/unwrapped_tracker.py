@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,6 +25,14 @@ from ddpcheck.agent.unwrapped import (
 from ddpcheck.agent.used_modules import UsedModules, track_used
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
+
+# Collectives that these modules of torch call carry parameters and their gradients, not activations.
+_ABOUT_PARAMETERS = (
+    "torch.distributed.fsdp.",
+    "torch.distributed._composable.",
+    "torch.distributed.checkpoint.",
+    "torch.nn.utils.clip_grad",
+)
 
 
 class UnwrappedTracker:
@@ -80,7 +89,8 @@ class UnwrappedTracker:
 
     def exchanged(self) -> None:
         """Ranks send activations, or their gradients, to each other."""
-        self._exchanged = True
+        if not self._exchanged:
+            self._exchanged = not _is_about_parameters()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._used_modules.observing:
@@ -186,3 +196,13 @@ class UnwrappedTracker:
         tracked.forget()
         if tracked in self._used:
             self._used.remove(tracked)
+
+
+def _is_about_parameters() -> bool:
+    """Whether a wrapper of torch, or its clipping of sharded gradients, issues the collective that is being called."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_ABOUT_PARAMETERS):
+            return True
+        frame = frame.f_back
+    return False

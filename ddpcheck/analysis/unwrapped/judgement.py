@@ -100,7 +100,7 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
         return Basis.NONE
     if UnwrappedReason.SHARED_BACKWARD.value in reasons:
         return Basis.SHARED_BACKWARD
-    if later is not None and all(len(ranks) > 1 for _, ranks in first.groups()):
+    if later is not None and any(len(ranks) > 1 for _, ranks in first.groups()):
         roots = {rank: record.root for rank, record in later.items()}
         if [ranks for _, ranks in first.groups()] == [ranks for _, ranks in groups_of(roots)]:
             return Basis.SUBGROUPS
