@@ -73,6 +73,8 @@ class UnwrappedBackward(BackwardTracker):
         self._wrapped = wrapped
         self._exchanges = exchanges
         self._unwrapped = tracked
+        # Whether any backward so far has reached these parameters and those of a DDP module.
+        self._shared = False
 
     def _on_done(self, task: int) -> None:
         super()._on_done(task)
@@ -82,7 +84,10 @@ class UnwrappedBackward(BackwardTracker):
         task = self.last_task
         # Backwards inside this one, as checkpointing runs them, have larger ids.
         shared = task != NO_TASK and any(other.last_task >= task for other in self._wrapped())
-        if not shared and not self._reaches_shards():
+        # Gradients of the generator's backward are often cleared before the discriminator's own step: the generator's
+        # replicas depend on the discriminator all the same.
+        self._shared = self._shared or shared or self._reaches_shards()
+        if not self._shared:
             return UnwrappedReason.OWN_BACKWARD
         if self._exchanges():
             return UnwrappedReason.EXCHANGED

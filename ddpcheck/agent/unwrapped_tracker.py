@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from ddpcheck import torch_compat
+from ddpcheck.agent.module_copies import ModuleCopy, find_copy
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.sharded import ShardedTracker
 from ddpcheck.agent.tracked_module import TrackedModule
@@ -24,6 +26,14 @@ from ddpcheck.agent.unwrapped import (
 from ddpcheck.agent.used_modules import UsedModules, track_used
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
+
+# Collectives that these modules of torch call carry parameters and their gradients, not activations.
+_ABOUT_PARAMETERS = (
+    "torch.distributed.fsdp.",
+    "torch.distributed._composable.",
+    "torch.distributed.checkpoint.",
+    "torch.nn.utils.clip_grad",
+)
 
 
 class UnwrappedTracker:
@@ -48,6 +58,8 @@ class UnwrappedTracker:
         # Parameters of live optimizers, by their id.
         self._stepped: dict[int, tuple[tuple[int, ...], UnwrappedParameters]] = {}
         self._used: list[TrackedModule] = []
+        # Those that have the parameters of a DDP module, until it is known where their values come from.
+        self._copies: list[tuple[TrackedModule, ModuleCopy]] = []
         self._compiles = False
         self._exchanged = False
         # Whether something here waits for the end of steps.
@@ -77,10 +89,13 @@ class UnwrappedTracker:
         if self._used_modules.observing:
             self._used_modules.end()
             self._find(known)
+        for tracked, copy in self._copies:
+            self._write_copy(tracked, copy)
 
     def exchanged(self) -> None:
         """Ranks send activations, or their gradients, to each other."""
-        self._exchanged = True
+        if not self._exchanged:
+            self._exchanged = not _is_about_parameters()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._used_modules.observing:
@@ -159,6 +174,18 @@ class UnwrappedTracker:
             # At steps 4, 8, 16, ...: the cost does not grow with the length of the job.
             if self._steps & (self._steps - 1) == 0:
                 self._context.emit(Probe.unwrapped_due, tracked)
+        if self._copies:
+            self._sample_copies()
+
+    def _sample_copies(self) -> None:
+        for tracked, copy in self._copies:
+            if not copy.full:
+                copy.sample()
+
+    def _write_copy(self, tracked: TrackedModule, copy: ModuleCopy) -> None:
+        evidence = copy.evidence()
+        if evidence is not None:
+            self._context.emit(Probe.module_used, tracked, [evidence.value])
 
     def _find_used(self, known: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
         trained = {
@@ -181,8 +208,24 @@ class UnwrappedTracker:
             self._context.emit(Probe.unwrapped_found, tracked)
             evidence = sorted(each.value for each in use.evidence)
             self._context.emit(Probe.module_used, tracked, evidence)
+            copy = find_copy(tracked, self._wrapped)
+            if copy is not None:
+                self._copies.append((tracked, copy))
 
     def _release_used(self, tracked: TrackedModule) -> None:
         tracked.forget()
         if tracked in self._used:
             self._used.remove(tracked)
+        for each, copy in self._copies:
+            if each is tracked:
+                copy.end()
+
+
+def _is_about_parameters() -> bool:
+    """Whether a wrapper of torch, or its clipping of sharded gradients, issues the collective that is being called."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_ABOUT_PARAMETERS):
+            return True
+        frame = frame.f_back
+    return False

@@ -161,7 +161,7 @@ def _has_no_replica(attempt: Attempt) -> bool:
     stepping = [rank for rank in attempt.ranks if attempt.steps(rank)]
     if len(stepping) < 2 or len(attempt.ranks) < attempt.world_size:
         return False
-    if any(rank.wraps for rank in attempt.ranks.values()) or anything_agrees(attempt):
+    if anything_agrees(attempt):
         return False
     differences = (
         stepped_difference(attempt, module) for module in unwrapped_modules(attempt, ModuleRole.STEPPED)

@@ -102,7 +102,7 @@ def gap_text(coverage: Coverage, has_modules: bool) -> tuple[str, str, str]:
         return (
             f"Ranks train different models: none of the {coverage.trained} trained parameters is equal on all ranks "
             "after a step",
-            "no module is wrapped in DDP, and nothing shows whether the ranks should have equal parameters",
+            "no trained module is wrapped in DDP, and nothing shows whether the ranks should have equal parameters",
             "If the ranks train one model, wrap it in DistributedDataParallel. If each rank trains a model of its own, "
             "there is nothing to compare: run with --allow-incomplete.",
         )

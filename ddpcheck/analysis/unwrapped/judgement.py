@@ -100,7 +100,7 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
         return Basis.NONE
     if UnwrappedReason.SHARED_BACKWARD.value in reasons:
         return Basis.SHARED_BACKWARD
-    if later is not None and all(len(ranks) > 1 for _, ranks in first.groups()):
+    if later is not None and any(len(ranks) > 1 for _, ranks in first.groups()):
         roots = {rank: record.root for rank, record in later.items()}
         if [ranks for _, ranks in first.groups()] == [ranks for _, ranks in groups_of(roots)]:
             return Basis.SUBGROUPS
@@ -110,13 +110,26 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
 
 
 def anything_agrees(attempt: Attempt) -> bool:
-    """Whether a parameter is equal on all ranks after a step, in a job without DDP."""
-    return any(_agrees(attempt, module) for module in attempt.modules())
+    """Whether a module is trained in DDP, or a parameter outside of it is equal on all ranks after a step."""
+    modules = {module for rank in attempt.ranks.values() for module in rank.latest}
+    return any(_agrees(attempt, module) for module in modules if len(module[0]) > 1)
+
+
+def is_trained(attempt: Attempt, module: ModuleKey) -> bool:
+    """Whether DDP reduces gradients of this module or something updates it. A wrapped teacher is only evaluated."""
+    if any(key == module for rank in attempt.ranks.values() for _, key in rank.optimizers):
+        return True
+    stats = attempt.gradients.stats.get(module)
+    return (stats is not None and stats.checked > 0) or bool(
+        attempt.agreement.stats_of(module, Stage.PARAMS, _PARAMETERS).compared
+    )
 
 
 def _agrees(attempt: Attempt, module: ModuleKey) -> bool:
     collector = attempt.collector(UnwrappedCollector)
-    if not is_unwrapped(module) or attempt.is_replica(module) or attempt.uses_local_sgd(module):
+    if not is_unwrapped(module):
+        return is_trained(attempt, module)
+    if attempt.is_replica(module) or attempt.uses_local_sgd(module):
         return True
     if module in collector.partly_equalised or _last_equal(attempt, module) >= 0:
         return True
@@ -183,7 +196,12 @@ def used_difference(attempt: Attempt, module: ModuleKey) -> UnwrappedDifference 
     # Strengths of noise and the like are scalars and vectors; weights of a network are matrices.
     is_network = any(len(rows[index][2]) > 1 for index in differing if index < len(rows))
     basis = Basis.NONE
-    if is_network and collector.uses.get(module, set()) & {each.value for each in UseEvidence}:
+    uses = collector.uses.get(module, set())
+    if UseEvidence.COPIED.value in uses:
+        # An older copy of the DDP module, which each rank renews at its own time, as to act with it. Its inputs are
+        # often those that DDP reads later: only where its output reaches the training does a difference matter.
+        uses = uses - {UseEvidence.COPIED.value, UseEvidence.SHARES_INPUT.value}
+    if is_network and uses:
         basis = Basis.USED_WITH_DDP
     elif is_network and all(
         before.root == last[rank].root and last[rank].stage == Stage.PARAMS.value

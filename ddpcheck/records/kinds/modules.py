@@ -78,6 +78,9 @@ class UseEvidence(str, Enum):
     SHARES_INPUT = "shares_input"
     # It runs between DDP's forward and the backward.
     IN_LOSS = "in_loss"
+    # It is a moving average of the DDP module, or becomes a copy of it from time to time.
+    FOLLOWS = "follows"
+    COPIED = "copied"
 
 
 # Ordinals of modules that are not wrapped begin here. They follow from the contents of a module.

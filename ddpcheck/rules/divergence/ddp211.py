@@ -103,6 +103,14 @@ def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
     )
 
 
+def _subgroups(difference: UnwrappedDifference) -> str:
+    groups = [ranks for _, ranks in difference.first.groups()]
+    alone = tuple(sorted(rank for ranks in groups if len(ranks) == 1 for rank in ranks))
+    within = " and within ".join(name_ranks(ranks) for ranks in groups if len(ranks) > 1)
+    left_out = f"; {name_ranks(alone)} {'takes' if len(alone) == 1 else 'take'} no part" if alone else ""
+    return f"gradients are reduced within {within}, not over all ranks{left_out}"
+
+
 def _when(difference: UnwrappedDifference) -> str:
     if difference.from_start:
         return "from the beginning"
@@ -129,9 +137,7 @@ def _cause(
         "before the first step"
         if difference.from_start
         else "every rank has applied the same gradients in some steps, but not in all",
-        Basis.SUBGROUPS: "gradients are reduced within "
-        + " and within ".join(name_ranks(ranks) for _, ranks in difference.first.groups())
-        + ", not over all ranks",
+        Basis.SUBGROUPS: _subgroups(difference),
     }
     causes[Basis.SPLIT_DATA] = (
         "the model is not wrapped in DDP: the samplers give each rank its part of the data, and nothing reduces "
