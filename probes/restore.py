@@ -137,6 +137,21 @@ class RestoreProbe(Probe):
             load = _load_elsewhere(torch_optimizer)
             state = OptimizerState.ELSEWHERE if load is not None else state
         contents = load.contents if load is not None else None
+        asked = next((each for each in reversed(CHECKPOINTS.files) if each.not_requested), None)
+        if asked is not None and not optimizer.steps and not any(torch_optimizer.state.values()):
+            self.context.write(
+                OptimizerRestoreRecord(
+                    optimizer=optimizer.index,
+                    module=modules[0].index,
+                    step=0,
+                    file=asked.path,
+                    state=OptimizerState.NOT_REQUESTED.value,
+                    name=optimizer.name,
+                    where=asked.where,
+                    entries=asked.not_requested,
+                )
+            )
+            return
         if contents is None and file is not None and state is OptimizerState.EMPTY and not optimizer.steps:
             missed = [each for each in file.optimizers if each.entries]
             loaded_since = any(load.files >= file.number for load in CHECKPOINTS.optimizers)

@@ -28,6 +28,8 @@ class OptimizerState(str, Enum):
     EMPTY = "empty"
     # No state; it was loaded into another optimizer of the same parameters, which never stepped.
     ELSEWHERE = "elsewhere"
+    # No state: the state dict that was passed to the load of a distributed checkpoint had none to fill.
+    NOT_REQUESTED = "not_requested"
 
 
 @record("saved")

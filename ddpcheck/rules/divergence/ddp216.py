@@ -173,6 +173,16 @@ def _not_restored(
             "the optimizer was created again after its state was loaded",
             "Load the state into the optimizer that trains, after the model is wrapped and the optimizer is made.",
         )
+    if record.state == OptimizerState.NOT_REQUESTED.value:
+        return Problem(
+            f"The optimizer's state was not loaded from {_file(record)}: the state dict that was passed to the load had "
+            f"no state to fill, and the checkpoint has one for {record.entries} parameters. {record.name} began "
+            "without a state.",
+            "torch.distributed.checkpoint loads what the passed state dict contains, and that of an optimizer which "
+            "has not stepped is empty",
+            "Pass the state dict of torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which creates "
+            "the state first, and set_optimizer_state_dict after the load.",
+        )
     if record.state != OptimizerState.EMPTY.value:
         return None
     resumed = [kind for kind in record.resumed if kind in (StateKind.SCHEDULER.value, StateKind.SCALER.value)]
