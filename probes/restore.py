@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.checkpoints.tracker import (
     CHECKPOINTS,
     CheckpointFile,
@@ -176,6 +177,15 @@ class RestoreProbe(Probe):
         if state is not OptimizerState.LOADED or load is None:
             self.context.write(record)
             return
+        if file is not None:
+            # What else the file has, and the job uses and did not load.
+            used = {
+                StateKind.SCHEDULER: torch_compat.has_scheduler(torch_optimizer),
+                StateKind.SCALER: optimizer.scaled,
+                StateKind.RNG: True,
+            }
+            missed = [kind.value for kind, is_used in used.items() if is_used and kind in file.holds]
+            record = replace(record, not_restored=[kind for kind in missed if kind not in record.resumed])
         self._compare_loaded(record, load, torch_optimizer, modules)
 
     def _compare_loaded(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ddpcheck.guard import GUARD
-from ddpcheck.patches import Patches, calling, returning
+from ddpcheck.patches import Patches, calling, hide_from_compiler, returning
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.checkpoints.contents import (
     FoundState,
@@ -158,6 +158,7 @@ class CheckpointTracker:
         self._patches = Patches()
         self._formats = FormatObserver(self._patches, self._loaded, self._plan_loaded, self._folder_saved)
         self._rest_patched = False
+        self._rng_patched = False
         self._examined = 0
         self._off = False
         # How often anything was loaded from a file: changes only then.
@@ -188,7 +189,7 @@ class CheckpointTracker:
     def remove(self) -> None:
         """Remove all patches, also from the names that torch imported from a patched module."""
         self._formats.remove()
-        for name in ("load", "save"):
+        for name in ("load", "save", "set_rng_state"):
             self._patches.unbind(torch, name)
         self._patches.remove()
 
@@ -228,7 +229,7 @@ class CheckpointTracker:
             if len(self.restored) < MOST_OPTIMIZER_LOADS and self.files:
                 self.restored.append((kind, len(self.files)))
 
-        guarded = GUARD.protect("checkpoints", f"{kind.value}_loaded", restored)
+        guarded = hide_from_compiler(GUARD.protect("checkpoints", f"{kind.value}_loaded", restored))
         self._patches.replace(owner, name, lambda original: calling(original, None, guarded))
 
     def _loaded(self, result: Any, *args: Any, **kwargs: Any) -> None:
@@ -248,6 +249,10 @@ class CheckpointTracker:
         if len(self.files) >= MOST_FILES:
             self._forget()
         loaded = CheckpointFile(self._examined, path, states, plan)
+        if StateKind.RNG in loaded.holds and not self._rng_patched:
+            self._rng_patched = True
+            for owner in (torch, torch.random):
+                self._observe_restore(owner, "set_rng_state", StateKind.RNG)
         self.files.append(loaded)
         for stored in loaded.tensors:
             self._stored[id(stored.ref())] = stored

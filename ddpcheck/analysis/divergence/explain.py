@@ -35,7 +35,7 @@ REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
     UnsyncedReason.FORWARD_IN_NO_SYNC: "forward inside no_sync, backward outside",
     UnsyncedReason.BYPASS: "wrapper bypassed",
     UnsyncedReason.TWO_FORWARDS: "two forwards before two backwards",
-    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward",
+    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward, or on a forward around the wrapper",
     UnsyncedReason.IN_BACKWARD: "step inside the backward, before DDP reduced the gradients",
     UnsyncedReason.FLAG_OFF: "require_backward_grad_sync off",
     UnsyncedReason.FLAG_SWITCHED: "require_backward_grad_sync off in the forward, on in the backward",

@@ -2,11 +2,13 @@
 
 variant of: barrier_in_every_step
 seen in: -
-ranks: 2 3
+ranks: 2
 expect: DDP409
 severity: note
 cause: barrier() is called in the training loop
 stage: barrier
+step: none
+odd ranks: 0 1
 """
 
 import sys

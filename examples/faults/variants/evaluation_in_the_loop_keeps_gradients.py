@@ -6,6 +6,7 @@ ranks: 2
 expect: DDP408
 severity: note
 cause: without torch.no_grad()
+step: none
 odd ranks: 0 1
 """
 
