@@ -45,7 +45,9 @@ class NeedlessSyncsProbe(Probe):
     """Counts at events of every step; patches functions that wait for a few steps only."""
 
     name = "needless_syncs"
-    on_demand: ClassVar[frozenset[str]] = frozenset({"forward_computed", "after_forward", "gradients_reduced"})
+    on_demand: ClassVar[frozenset[str]] = frozenset(
+        {"forward_computed", "after_forward", "gradients_reduced"}
+    )
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -184,8 +184,8 @@ class RestoreProbe(Probe):
                 StateKind.SCALER: optimizer.scaled,
                 StateKind.RNG: True,
             }
-            missed = [kind.value for kind, is_used in used.items() if is_used and kind in file.holds]
-            record = replace(record, not_restored=[kind for kind in missed if kind not in record.resumed])
+            left = [kind.value for kind, is_used in used.items() if is_used and kind in file.holds]
+            record = replace(record, not_restored=[kind for kind in left if kind not in record.resumed])
         self._compare_loaded(record, load, torch_optimizer, modules)
 
     def _compare_loaded(

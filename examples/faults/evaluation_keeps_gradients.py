@@ -46,8 +46,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sampler = DistributedSampler(dataset)
     training = DataLoader(dataset, batch_size=8, sampler=sampler)
-    validation = DataLoader(dataset, batch_size=16, sampler=DistributedSampler(dataset, shuffle=False))
-    for epoch in range(2):
+    validation = DataLoader(dataset, batch_size=40, sampler=DistributedSampler(dataset, shuffle=False))
+    for epoch in range(3):
         sampler.set_epoch(epoch)
         for images, labels in training:
             optimizer.zero_grad()

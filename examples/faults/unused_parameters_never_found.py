@@ -1,4 +1,4 @@
-"""DDP is told to find unused parameters, out of caution, and every parameter takes part in every backward.
+"""`find_unused_parameters=True` to be safe, and every parameter takes part in every backward.
 
 The result is right. DDP walks through the graph of every forward and reduces a list of what was used.
 

@@ -56,7 +56,8 @@ def main() -> None:
                 model.eval()
             inputs = torch.randn(8, 16, generator=drawn)
             both = not (
-                (case == "unused_now_and_then" and step % 16 == 11) or (case == "unused_on_one_rank" and rank == 1)
+                (case == "unused_now_and_then" and step % 16 == 11)
+                or (case == "unused_on_one_rank" and rank == 1)
             )
             (model(inputs, both) - inputs.sum(1)).square().mean().backward()
             optimizer.step()

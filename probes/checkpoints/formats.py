@@ -80,7 +80,7 @@ class FormatObserver:
     def install(self) -> None:
         """Repeated calls have no effect."""
         patches = {SAFETENSORS: self._patch_safetensors, DISTRIBUTED: self._patch_distributed}
-        later = {}
+        later: dict[str, Callable[[], object]] = {}
         for name, patch in patches.items():
             if name in sys.modules:
                 patch()

@@ -51,9 +51,9 @@ class HostWaits:
             return
         synchronize = self._observer(HostWait.DEVICE, "synchronize")
         for name in (*sorted(devices), "accelerator"):
-            owner = getattr(torch, name, None)
-            if owner is not None:
-                self._patches.replace(owner, "synchronize", synchronize)
+            module = getattr(torch, name, None)
+            if module is not None:
+                self._patches.replace(module, "synchronize", synchronize)
         for name in READING_METHODS:
             self._patches.replace(torch.Tensor, name, self._observer(HostWait.DEVICE, name))
 

@@ -24,7 +24,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.rank import NodeMismatchRecord
-from ddpcheck.records.reasons import UnsyncedReason, WriteWindow
+from ddpcheck.records.reasons import UnsyncedReason, WriteWindow, is_stored_as
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.context import RuleContext
@@ -48,6 +48,9 @@ _BY_VALUE = {reason.value: text for reason, text in REASON_TEXT.items()}
 
 def reason_text(stored: str) -> str:
     """The sentence for a stored value; text that is not such a value, as of earlier versions, stays as it is."""
+    if is_stored_as(stored, UnsyncedReason.SECOND_BACKWARD):
+        # Earlier versions stored a shorter sentence.
+        return REASON_TEXT[UnsyncedReason.SECOND_BACKWARD]
     return _BY_VALUE.get(stored, stored)
 
 

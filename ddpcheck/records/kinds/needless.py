@@ -1,4 +1,4 @@
-"""Records of synchronisation that a job may not need: searches for unused parameters, buffers, barriers, device waits."""
+"""Records of synchronisation that a job may not need: unused parameters, buffers, barriers, device waits."""
 
 from __future__ import annotations
 

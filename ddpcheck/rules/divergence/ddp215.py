@@ -51,7 +51,8 @@ def find(context: RuleContext) -> list[Finding]:
 def _nothing_changes(context: RuleContext, learning: dict[ModuleKey, Changes]) -> list[Finding]:
     """A job without DDP of which no optimizer has ever changed anything: they hold parameters that are not used."""
     stepped: list[tuple[ModuleKey, RankData, Changes]] = []
-    for module in context.modules():
+    # Also what is no replica: each rank trains nothing then.
+    for module in context.attempt.modules():
         changes, rank = learning.get(module), context.attempt.ranks.get(module[0][0])
         if changes is None or rank is None or module not in rank.latest:
             return []

@@ -175,8 +175,8 @@ def _not_restored(
         )
     if record.state == OptimizerState.NOT_REQUESTED.value:
         return Problem(
-            f"The optimizer's state was not loaded from {_file(record)}: the state dict that was passed to the load had "
-            f"no state to fill, and the checkpoint has one for {record.entries} parameters. {record.name} began "
+            f"The optimizer's state was not loaded from {_file(record)}: the state dict that was passed to the load "
+            f"had no state to fill, and the checkpoint has one for {record.entries} parameters. {record.name} began "
             "without a state.",
             "torch.distributed.checkpoint loads what the passed state dict contains, and that of an optimizer which "
             "has not stepped is empty",
@@ -286,8 +286,8 @@ def _repeated_data(
         wrong = record.passed_over - record.saved_batches
         return Problem(
             f"The job skipped {record.passed_over} batches to continue the epoch that was in progress when "
-            f"{_file(record)} was saved, and {record.saved_batches} had been used: {abs(wrong)} batches of each rank are "
-            + ("never used." if wrong > 0 else "used twice."),
+            f"{_file(record)} was saved, and {record.saved_batches} had been used: {abs(wrong)} batches of each rank "
+            "are " + ("never used." if wrong > 0 else "used twice."),
             "the position within the epoch was restored wrongly: batches were counted in another unit (steps, "
             "micro-batches, batches of all ranks) or from another start",
             "Save the number of batches that this rank's loader has returned in this epoch, and skip that many.",

@@ -57,7 +57,8 @@ def find(context: RuleContext) -> list[Finding]:
                     "where": record.where,
                 },
                 cause="the evaluation calls the DDP module without torch.no_grad()",
-                fix="Evaluate inside `with torch.no_grad():`, where DDP broadcasts at most once, or call `model.module`.",
+                fix="Evaluate inside `with torch.no_grad():`, where DDP broadcasts at most once, or call "
+                "`model.module`.",
             )
         )
     return found

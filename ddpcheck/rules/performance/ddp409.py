@@ -35,7 +35,9 @@ def find(context: RuleContext) -> list[Finding]:
         barriers = collector.waits(table.group, HostWait.BARRIER)
         if barriers and all(barriers.values()):
             found.append(_barrier(context, table, barriers))
-        reads = {rank: sites for rank, sites in collector.waits(table.group, HostWait.DEVICE).items() if sites}
+        reads = {
+            rank: sites for rank, sites in collector.waits(table.group, HostWait.DEVICE).items() if sites
+        }
         if reads and _per_step(reads, most=True) >= LEAST_SHARE * table.step_us:
             found.append(_device(context, table, reads))
     return found
@@ -102,9 +104,7 @@ def _places(by_rank: Mapping[int, Sequence[WaitingSite]]) -> str:
     )
 
 
-def _evidence(
-    by_rank: Mapping[int, Sequence[WaitingSite]], us: float, share: float
-) -> dict[str, object]:
+def _evidence(by_rank: Mapping[int, Sequence[WaitingSite]], us: float, share: float) -> dict[str, object]:
     return {
         "wait_ms": round(us / 1000, 4),
         "share": round(share, 4),

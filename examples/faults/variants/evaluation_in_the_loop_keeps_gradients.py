@@ -1,4 +1,4 @@
-"""A small probe set is evaluated after every second step, in evaluation mode and with gradients enabled.
+"""A small probe set is evaluated after every eighth step, in evaluation mode and with gradients enabled.
 
 variant of: evaluation_keeps_gradients
 seen in: -
@@ -34,12 +34,12 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     drawn = torch.Generator().manual_seed(dist.get_rank())
     probe = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
-    for step in range(30):
+    for step in range(80):
         inputs = torch.randn(8, 16, generator=drawn)
         (model(inputs).squeeze(1) - inputs.sum(1)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 2:
+        if step % 8 == 7:
             model.eval()
             (model(probe).squeeze(1) - probe.sum(1)).square().mean().item()
             model.train()

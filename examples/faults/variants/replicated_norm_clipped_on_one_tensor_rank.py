@@ -62,11 +62,17 @@ def main():
     torch.manual_seed(31)
     block = Block()
     distribute_module(
-        block.norm, mesh, lambda _, module, mesh: module.register_parameter(
-            "weight", nn.Parameter(distribute_tensor(module.weight, mesh, [Replicate()]))
-        ) or module.register_parameter(
-            "bias", nn.Parameter(distribute_tensor(module.bias, mesh, [Replicate()]))
-        ), lambda module, inputs, mesh: (DTensor.from_local(inputs[0], mesh, [Replicate()]),),
+        block.norm,
+        mesh,
+        lambda _, module, mesh: (
+            module.register_parameter(
+                "weight", nn.Parameter(distribute_tensor(module.weight, mesh, [Replicate()]))
+            )
+            or module.register_parameter(
+                "bias", nn.Parameter(distribute_tensor(module.bias, mesh, [Replicate()]))
+            )
+        ),
+        lambda module, inputs, mesh: (DTensor.from_local(inputs[0], mesh, [Replicate()]),),
         lambda module, outputs, mesh: outputs.to_local(),
     )
     model = parallelize_module(block, mesh, {"rises": ColwiseParallel(), "falls": RowwiseParallel()})

@@ -7,7 +7,7 @@ seen in: -
 ranks: 2
 expect: DDP216
 cause: the position within the epoch was restored wrongly
-step: 1
+step: 0
 odd ranks: 0
 """
 
