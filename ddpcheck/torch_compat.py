@@ -94,6 +94,9 @@ IN_BACKWARD = PrivateName(
     True,
     True,
 )
+WRAPPED_BY_SCHEDULER = PrivateName(
+    "torch.optim:Optimizer", "_wrapped_by_lr_sched", "schedules that a job does not restore", True, True
+)
 SCALE = PrivateName(
     "torch.amp.grad_scaler:GradScaler", "_scale", "the scale of GradScaler is not recorded", on_instances=True
 )
@@ -400,6 +403,11 @@ def read(private: PrivateName, instance: Any, default: Any = None) -> Any:
             _MISSING.add(private)
         return default
     return value
+
+
+def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a learning rate scheduler was made for the optimizer: it wraps the method of the instance."""
+    return bool(read(WRAPPED_BY_SCHEDULER, optimizer.step, False))
 
 
 def compiler_in_use() -> bool:

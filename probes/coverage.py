@@ -15,6 +15,7 @@ from ddpcheck.device_api import on_device
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.coverage import NotCompared, Parallelism, StepCoverageRecord, TrainingRecord
+from ddpcheck.records.kinds.modules import ModuleRole
 
 if TYPE_CHECKING:
     import torch
@@ -77,12 +78,15 @@ class CoverageProbe(Probe):
         # Parameters that were stepped before the first module was wrapped, by id.
         self._before_wrapping: dict[int, weakref.ref[torch.Tensor]] = {}
         self._backwards = 0
+        # Whether the job has wrapped a module in DDP.
+        self._wraps = False
         self._seen: list[str] | None = None
         self._written: dict[int, StepCoverageRecord] = {}
 
     def after_wrap(self, tracked: TrackedModule) -> None:
         if not self._compared:
             self._drop_temporary()
+        self._wraps = self._wraps or tracked.role is ModuleRole.DDP
         self._note(tracked)
 
     def _drop_temporary(self) -> None:
@@ -122,7 +126,7 @@ class CoverageProbe(Probe):
     def before_exit(self) -> None:
         for entry in self._entries.values():
             self._write(entry)
-        if self._backwards and not self._entries and self._seen is None:
+        if self._backwards and not self._wraps and self._seen is None:
             self._seen = parallelism(())
         self.context.write(TrainingRecord(self._backwards, self._seen or []))
 

@@ -167,6 +167,10 @@ class Probe:
         """DDP has just synchronised the buffers."""
 
     @event
+    def forward_computed(self, tracked: TrackedModule) -> None:
+        """The module of a training forward has returned; DDP now prepares for the backward."""
+
+    @event
     def after_forward(self, tracked: TrackedModule) -> None:
         """A training forward through the wrapper has returned."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.checkpoints.tracker import (
     CHECKPOINTS,
     CheckpointFile,
@@ -137,6 +138,21 @@ class RestoreProbe(Probe):
             load = _load_elsewhere(torch_optimizer)
             state = OptimizerState.ELSEWHERE if load is not None else state
         contents = load.contents if load is not None else None
+        asked = next((each for each in reversed(CHECKPOINTS.files) if each.not_requested), None)
+        if asked is not None and not optimizer.steps and not any(torch_optimizer.state.values()):
+            self.context.write(
+                OptimizerRestoreRecord(
+                    optimizer=optimizer.index,
+                    module=modules[0].index,
+                    step=0,
+                    file=asked.path,
+                    state=OptimizerState.NOT_REQUESTED.value,
+                    name=optimizer.name,
+                    where=asked.where,
+                    entries=asked.not_requested,
+                )
+            )
+            return
         if contents is None and file is not None and state is OptimizerState.EMPTY and not optimizer.steps:
             missed = [each for each in file.optimizers if each.entries]
             loaded_since = any(load.files >= file.number for load in CHECKPOINTS.optimizers)
@@ -161,6 +177,15 @@ class RestoreProbe(Probe):
         if state is not OptimizerState.LOADED or load is None:
             self.context.write(record)
             return
+        if file is not None:
+            # What else the file has, and the job uses and did not load.
+            used = {
+                StateKind.SCHEDULER: torch_compat.has_scheduler(torch_optimizer),
+                StateKind.SCALER: optimizer.scaled,
+                StateKind.RNG: True,
+            }
+            left = [kind.value for kind, is_used in used.items() if is_used and kind in file.holds]
+            record = replace(record, not_restored=[kind for kind in left if kind not in record.resumed])
         self._compare_loaded(record, load, torch_optimizer, modules)
 
     def _compare_loaded(

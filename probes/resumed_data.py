@@ -47,6 +47,8 @@ class DataPass:
         self.iterator: weakref.ref[Any] = weakref.ref(iterator)
         self.drawn = 0
         self.exhausted = False
+        # Batches that were taken and not used before the first one that was.
+        self.passed_over = 0
         self._yielded = 0
         self._indices: array[int] | None = array("q")
 
@@ -71,6 +73,14 @@ class DataPass:
         if iterator is not None:
             self._yielded = max(self._yielded, torch_compat.read(torch_compat.NUM_YIELDED, iterator, 0))
         return self._yielded
+
+    def left(self) -> int:
+        """How many batches of the pass were not taken yet; 0 where that is not known."""
+        batches = torch_compat.read(torch_compat.INDEX_SAMPLER, self.iterator())
+        try:
+            return max(0, len(batches) - self.yielded())
+        except TypeError:
+            return 0
 
     def over(self) -> bool:
         return self.exhausted and self.yielded() >= self.drawn
@@ -121,6 +131,7 @@ class ResumedDataProbe(Probe):
                 return
             self._close()
             self._current, self._module = fed, tracked.index
+            fed.passed_over = max(0, fed.yielded() - 1)
 
     def _close(self) -> None:
         """Another pass begins."""
@@ -152,6 +163,11 @@ class ResumedDataProbe(Probe):
         matches = [first + number for number, (_, head) in enumerate(finished) if head == current.head]
         open_head, open_batches = note.get("open", ["", 0])
         in_progress = bool(open_head == current.head and open_batches)
+        if in_progress and current.passed_over == open_batches:
+            # The pass goes on where it was.
+            return
+        epoch = note.get("epoch")
+        next_epoch = epoch is not None and current.epoch == epoch + 1 and not current.passed_over
         self.context.write(
             ResumedDataRecord(
                 module=self._module,
@@ -163,6 +179,8 @@ class ResumedDataProbe(Probe):
                 epoch=current.epoch,
                 repeats=note.get("finished_count", 0) if in_progress else (matches or [-1])[-1],
                 in_progress=in_progress,
+                passed_over=current.passed_over,
+                left_out=note.get("left", 0) if next_epoch and not in_progress and not matches else 0,
             )
         )
 
@@ -204,6 +222,7 @@ class ResumedDataProbe(Probe):
             "finished": finished,
             "finished_count": count,
             "open": is_open,
+            "left": self._current.left() if is_open[1] else 0,
         }
         folder = Path(self.context.config.run_dir) / NOTES
         try:

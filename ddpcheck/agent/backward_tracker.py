@@ -141,6 +141,11 @@ class BackwardTracker:
         return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
     @property
+    def all_used(self) -> bool:
+        """Whether this backward has computed a gradient of every parameter that the reducer was built with."""
+        return not self._reducer_positions.difference(self._fired)
+
+    @property
     def holds(self) -> bool:
         """Whether local gradients are read in parts. Otherwise those of all parameters are read together."""
         return self._holds or self._has_nested

@@ -187,6 +187,12 @@ class Dispatcher:
             self.context.emit(Probe.buffers_synced, tracked)
             tracked.syncs += 1
 
+    def forward_computed(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        tracked = self._module_of(ddp)
+        # DDP searches for unused parameters then. Otherwise it has nothing to do that takes time.
+        if tracked is not None and torch.is_grad_enabled() and tracked.options.get("find_unused_parameters"):
+            self.context.emit(Probe.forward_computed, tracked)
+
     def after_forward(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():

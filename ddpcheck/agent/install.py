@@ -90,6 +90,7 @@ class Agent:
         if self._dispatcher is not None:
             self._dispatcher.context.close("exit", left=True)
         self._group_destroyed = False
+        CHECKPOINTS.patch_formats()
         from ddpcheck.agent.dispatcher import Dispatcher
         from ddpcheck.agent.rank_context import RankContext
 
@@ -114,6 +115,7 @@ class Agent:
         if self._dispatcher is None:
             return
         STARTUP.wrapped()
+        CHECKPOINTS.patch_formats()
         self._dispatcher.after_wrap(*args, **kwargs)
         self._patch_training()
 
@@ -149,12 +151,12 @@ class Agent:
         pre_forward = torch_compat.lookup(torch_compat.PRE_FORWARD) is not None
         forward = torch_compat.PRE_FORWARD.name if pre_forward else "forward"
         self._observe(DistributedDataParallel, forward, before=Dispatcher.before_forward)
-        for private, after in (
-            (torch_compat.SYNC_BUFFERS, Dispatcher.buffers_synced),
-            (torch_compat.POST_FORWARD, Dispatcher.after_forward),
+        for private, before, after in (
+            (torch_compat.SYNC_BUFFERS, None, Dispatcher.buffers_synced),
+            (torch_compat.POST_FORWARD, Dispatcher.forward_computed, Dispatcher.after_forward),
         ):
             if torch_compat.lookup(private) is not None:
-                self._observe(DistributedDataParallel, private.name, after=after)
+                self._observe(DistributedDataParallel, private.name, before, after)
         self._observe(DistributedDataParallel, "no_sync", before=Dispatcher.no_sync_called)
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
         if scaler is not None:

@@ -58,6 +58,10 @@ class RuleContext:
 
     _coverages: list[Coverage] = field(default_factory=list, init=False, repr=False, compare=False)
 
+    def time_of(self, module: ModuleKey) -> TimeTable | None:
+        """The step times of the ranks that hold the module."""
+        return next((table for table in self.time if set(table.group) == set(module[0])), None)
+
     def coverage(self) -> Coverage:
         """What was trained and what of it was compared; worked out once."""
         if not self._coverages:

@@ -140,6 +140,7 @@ _STORED_REASONS: dict[object, UnsyncedReason] = {
     "wrapper bypassed": UnsyncedReason.BYPASS,
     "two forwards before two backwards": UnsyncedReason.TWO_FORWARDS,
     "second backward on one forward": UnsyncedReason.SECOND_BACKWARD,
+    "second backward on one forward, or on a forward around the wrapper": UnsyncedReason.SECOND_BACKWARD,
 }
 
 

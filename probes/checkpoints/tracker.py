@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ddpcheck.guard import GUARD
-from ddpcheck.patches import Patches, calling, returning
+from ddpcheck.patches import Patches, calling, hide_from_compiler, returning
 from ddpcheck.privacy import mask_text
 from ddpcheck.probes.checkpoints.contents import (
     FoundState,
@@ -23,6 +23,7 @@ from ddpcheck.probes.checkpoints.contents import (
     find_states,
     named_tensors,
 )
+from ddpcheck.probes.checkpoints.formats import METADATA, FormatObserver, LoadPlan, kinds_of
 from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.checkpoints import StateKind
 
@@ -56,26 +57,44 @@ class StoredTensor:
 
 
 class CheckpointFile:
-    """What `torch.load` returned."""
+    """What `torch.load` returned, or another format: `plan` is the load of a distributed checkpoint."""
 
-    def __init__(self, number: int, path: str, states: list[FoundState]) -> None:
+    def __init__(
+        self, number: int, path: str, states: list[FoundState], plan: LoadPlan | None = None
+    ) -> None:
         # Not at the top: it needs more of torch than there is when this module is imported.
         from ddpcheck.probes.checkpoints.values import sample_values
 
         self.number = number
         self.path = mask_text(path)
         self.where = user_callsite()
-        self.key = file_key(path)
+        self.key = file_key(path if plan is None else os.path.join(path, METADATA) if path else "")
         self.holds = {found.kind for found in states}
         self.optimizers = [
             OptimizerContents(found.state) for found in states if found.kind is StateKind.OPTIMIZER
         ]
+        # Parameters with a state in the distributed checkpoint, which was not asked for: nothing was loaded.
+        self.not_requested = 0
+        if plan is not None:
+            self.not_requested = max(
+                (
+                    plan.optimizer_entries(found.path)
+                    for found in states
+                    if found.kind is StateKind.OPTIMIZER and not found.state["state"]
+                ),
+                default=0,
+            )
         self.tensors: list[StoredTensor] = []
         tensors: list[torch.Tensor] = []
         for found in states:
             if found.kind is StateKind.MODEL:
                 for name, tensor in named_tensors(found.state).items():
-                    self.tensors.append(StoredTensor(self, found.path, len(tensors), name, tensor))
+                    stored = StoredTensor(self, found.path, len(tensors), name, tensor)
+                    if plan is not None:
+                        # It was converted when it was copied into the tensor of the program.
+                        path_of_tensor = f"{found.path}.{name}" if found.path else name
+                        stored.dtype = plan.dtype(path_of_tensor) or stored.dtype
+                    self.tensors.append(stored)
                     tensors.append(tensor)
         self._sampled: SampledValues = sample_values(tensors)
 
@@ -137,7 +156,9 @@ class CheckpointTracker:
 
     def __init__(self) -> None:
         self._patches = Patches()
+        self._formats = FormatObserver(self._patches, self._loaded, self._plan_loaded, self._folder_saved)
         self._rest_patched = False
+        self._rng_patched = False
         self._examined = 0
         self._off = False
         # How often anything was loaded from a file: changes only then.
@@ -167,13 +188,19 @@ class CheckpointTracker:
 
     def remove(self) -> None:
         """Remove all patches, also from the names that torch imported from a patched module."""
-        for name in ("load", "save"):
+        self._formats.remove()
+        for name in ("load", "save", "set_rng_state"):
             self._patches.unbind(torch, name)
         self._patches.remove()
 
     def switch_off(self) -> None:
         """In a process that is no rank, such as a worker of a data loader."""
         self._off = True
+
+    def patch_formats(self) -> None:
+        """Called when the process becomes a rank: patch the libraries of other formats, now or when imported."""
+        if not self._off:
+            self._formats.install()
 
     def patch_optimizers(self) -> None:
         """Patch what torch imports later than its modules. Some schedulers do not call the method they override."""
@@ -202,10 +229,16 @@ class CheckpointTracker:
             if len(self.restored) < MOST_OPTIMIZER_LOADS and self.files:
                 self.restored.append((kind, len(self.files)))
 
-        guarded = GUARD.protect("checkpoints", f"{kind.value}_loaded", restored)
+        guarded = hide_from_compiler(GUARD.protect("checkpoints", f"{kind.value}_loaded", restored))
         self._patches.replace(owner, name, lambda original: calling(original, None, guarded))
 
     def _loaded(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        self._add_file(result, path_of(args[0] if args else kwargs.get("f")))
+
+    def _plan_loaded(self, plan: LoadPlan, path: str) -> None:
+        self._add_file(plan.requested, path, plan)
+
+    def _add_file(self, result: Any, path: str, plan: LoadPlan | None = None) -> None:
         if self._off or self._examined >= MOST_LOADS:
             return
         self._examined += 1
@@ -213,10 +246,13 @@ class CheckpointTracker:
         if not states:
             return
         self.patch_optimizers()
-        file = args[0] if args else kwargs.get("f")
         if len(self.files) >= MOST_FILES:
             self._forget()
-        loaded = CheckpointFile(self._examined, path_of(file), states)
+        loaded = CheckpointFile(self._examined, path, states, plan)
+        if StateKind.RNG in loaded.holds and not self._rng_patched:
+            self._rng_patched = True
+            for owner in (torch, torch.random):
+                self._observe_restore(owner, "set_rng_state", StateKind.RNG)
         self.files.append(loaded)
         for stored in loaded.tensors:
             self._stored[id(stored.ref())] = stored
@@ -240,6 +276,13 @@ class CheckpointTracker:
         kinds = {found.kind for found in find_states(thing)}
         if path and kinds:
             self.on_saved(path, kinds)
+
+    def _folder_saved(self, thing: Any, path: str) -> None:
+        if self._off or self.on_saved is None:
+            return
+        kinds = {found.kind for found in find_states(thing)} | kinds_of(thing)
+        if path and kinds:
+            self.on_saved(os.path.join(path, METADATA), kinds)
 
     def _module_loaded(self, module: torch.nn.Module, state_dict: Any = None, *_: Any, **__: Any) -> None:
         if self._off or not self._stored or len(self.modules) >= MOST_MODULE_LOADS:

@@ -24,7 +24,7 @@ from ddpcheck.analysis.finding import Finding
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.rank import NodeMismatchRecord
-from ddpcheck.records.reasons import UnsyncedReason, WriteWindow
+from ddpcheck.records.reasons import UnsyncedReason, WriteWindow, is_stored_as
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.context import RuleContext
@@ -35,7 +35,7 @@ REASON_TEXT: dict[UnsyncedReason | WriteWindow, str] = {
     UnsyncedReason.FORWARD_IN_NO_SYNC: "forward inside no_sync, backward outside",
     UnsyncedReason.BYPASS: "wrapper bypassed",
     UnsyncedReason.TWO_FORWARDS: "two forwards before two backwards",
-    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward",
+    UnsyncedReason.SECOND_BACKWARD: "second backward on one forward, or on a forward around the wrapper",
     UnsyncedReason.IN_BACKWARD: "step inside the backward, before DDP reduced the gradients",
     UnsyncedReason.FLAG_OFF: "require_backward_grad_sync off",
     UnsyncedReason.FLAG_SWITCHED: "require_backward_grad_sync off in the forward, on in the backward",
@@ -48,6 +48,9 @@ _BY_VALUE = {reason.value: text for reason, text in REASON_TEXT.items()}
 
 def reason_text(stored: str) -> str:
     """The sentence for a stored value; text that is not such a value, as of earlier versions, stays as it is."""
+    if is_stored_as(stored, UnsyncedReason.SECOND_BACKWARD):
+        # Earlier versions stored a shorter sentence.
+        return REASON_TEXT[UnsyncedReason.SECOND_BACKWARD]
     return _BY_VALUE.get(stored, stored)
 
 

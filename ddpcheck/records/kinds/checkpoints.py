@@ -28,6 +28,8 @@ class OptimizerState(str, Enum):
     EMPTY = "empty"
     # No state; it was loaded into another optimizer of the same parameters, which never stepped.
     ELSEWHERE = "elsewhere"
+    # No state: the state dict that was passed to the load of a distributed checkpoint had none to fill.
+    NOT_REQUESTED = "not_requested"
 
 
 @record("saved")
@@ -91,6 +93,8 @@ class OptimizerRestoreRecord(Record):
     same_settings: bool = False
     # What else shows that the job continues an earlier one: values of StateKind, or "epoch".
     resumed: list[str] = field(default_factory=list)
+    # Parts of the file that were not loaded, although the job uses them: values of StateKind.
+    not_restored: list[str] = field(default_factory=list)
     # States that loading converted to a type with fewer bits: their number and [name, dtype in the file, dtype now].
     cast: int = 0
     cast_example: list[str] = field(default_factory=list)
@@ -121,3 +125,7 @@ class ResumedDataRecord(Record):
     repeats: int = -1
     # Whether that pass was in progress when the file was saved.
     in_progress: bool = False
+    # Batches that the program took and did not use before the first step.
+    passed_over: int = 0
+    # Batches of the pass in progress that were never used, because the next epoch followed.
+    left_out: int = 0

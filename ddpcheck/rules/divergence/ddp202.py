@@ -49,7 +49,8 @@ FIXES = {
     "outside no_sync(): DDP decides in the forward.",
     "two forwards before two backwards": "Add the losses and call backward once, or run each backward before the "
     "next forward.",
-    "second backward on one forward": "Add the losses and call backward once: DDP reduces one backward per forward.",
+    "second backward on one forward, or on a forward around the wrapper": "Add the losses and call backward once: DDP "
+    "reduces one backward per forward. Call ddp(inputs), not ddp.module(inputs), in every forward that is trained.",
     "step inside the backward, before DDP reduced the gradients": "Step after backward() has returned. To step while "
     "the backward runs, let DDP do it: torch.distributed.optim._apply_optimizer_in_backward before wrapping.",
     "require_backward_grad_sync off": "Set require_backward_grad_sync to True before the forward of the last "

@@ -10,8 +10,10 @@ from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, is_unwrap
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.learning.collector import Changes, LearningCollector
+from ddpcheck.analysis.step_coverage.collector import StepCoverageCollector
+from ddpcheck.records.kinds.coverage import Parallelism
 from ddpcheck.records.kinds.digests import Stage
-from ddpcheck.records.kinds.modules import ModuleRecord
+from ddpcheck.records.kinds.modules import ModuleRecord, ModuleRole
 from ddpcheck.rules.rule import Location, Need, Rule
 
 RULE = Rule(
@@ -33,7 +35,7 @@ _MOST_LISTED = 20
 
 def find(context: RuleContext) -> list[Finding]:
     learning = context.attempt.collector(LearningCollector).modules
-    found = []
+    found = _nothing_changes(context, learning)
     for module in context.modules():
         changes = learning.get(module)
         rank = context.attempt.ranks.get(module[0][0])
@@ -44,6 +46,50 @@ def find(context: RuleContext) -> list[Finding]:
         if finding is not None:
             found.append(finding)
     return found
+
+
+def _nothing_changes(context: RuleContext, learning: dict[ModuleKey, Changes]) -> list[Finding]:
+    """A job without DDP of which no optimizer has ever changed anything: they hold parameters that are not used."""
+    stepped: list[tuple[ModuleKey, RankData, Changes]] = []
+    # Also what is no replica: each rank trains nothing then.
+    for module in context.attempt.modules():
+        changes, rank = learning.get(module), context.attempt.ranks.get(module[0][0])
+        if changes is None or rank is None or module not in rank.latest:
+            return []
+        if rank.latest[module].role != ModuleRole.STEPPED.value:
+            return []
+        owned = _owned(rank, module, changes.steps, FEWEST_STEPS)
+        if changes.lost or not changes.first or changes.changed or not owned >= _trainable(rank, module):
+            return []
+        stepped.append((module, rank, changes))
+    if not stepped:
+        return []
+    module, rank, changes = stepped[0]
+    description = next(record for (_, key), record in rank.optimizers.items() if key == module)
+    training = context.attempt.collector(StepCoverageCollector).training.get(rank.number)
+    by_fsdp = training is not None and {Parallelism.FSDP.value, Parallelism.FSDP2.value} & set(training.seen)
+    count = sum(len(each.first) for _, _, each in stepped)
+    steps = max(changes.steps.values())
+    cause = (
+        f"{description.name} was made before the model was sharded: FSDP replaced the parameters by others, and the "
+        "optimizer holds those that were there before"
+        if by_fsdp
+        else f"{description.name} holds parameters that the loss does not depend on, or whose gradients are zero"
+    )
+    return [
+        context.finding(
+            RULE,
+            f"Nothing is trained: {count} parameters that optimizers step have never changed in {steps} compared "
+            f"steps. The likely cause: {cause}.",
+            module=module,
+            step=0,
+            stage=Stage.PARAMS.value,
+            ranks=module[0],
+            evidence={"count": count, "steps": steps, "optimizer_at": description.where},
+            cause=cause,
+            fix="Make the optimizer from model.parameters() after the model was wrapped, sharded, copied or converted.",
+        )
+    ]
 
 
 def _trainable(rank: RankData, module: ModuleKey) -> set[int]:

@@ -56,7 +56,7 @@ def find(context: RuleContext) -> list[Finding]:
             for records in optimizers.values()
             for record in records
         )
-        for judge_state in (_cast, _rounded, _fresh) if some_loaded else (_not_restored,):
+        for judge_state in (_cast, _rounded, _fresh, _left_in_file) if some_loaded else (_not_restored,):
             findings += _findings(context, module, optimizers, judge_state)
         data = {rank: [record] for rank, record in restores.data.get(module, {}).items()}
         findings += _findings(context, module, data, _repeated_data)
@@ -173,6 +173,16 @@ def _not_restored(
             "the optimizer was created again after its state was loaded",
             "Load the state into the optimizer that trains, after the model is wrapped and the optimizer is made.",
         )
+    if record.state == OptimizerState.NOT_REQUESTED.value:
+        return Problem(
+            f"The optimizer's state was not loaded from {_file(record)}: the state dict that was passed to the load "
+            f"had no state to fill, and the checkpoint has one for {record.entries} parameters. {record.name} began "
+            "without a state.",
+            "torch.distributed.checkpoint loads what the passed state dict contains, and that of an optimizer which "
+            "has not stepped is empty",
+            "Pass the state dict of torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which creates "
+            "the state first, and set_optimizer_state_dict after the load.",
+        )
     if record.state != OptimizerState.EMPTY.value:
         return None
     resumed = [kind for kind in record.resumed if kind in (StateKind.SCHEDULER.value, StateKind.SCALER.value)]
@@ -231,12 +241,57 @@ def _fresh(
     )
 
 
+def _left_in_file(
+    context: RuleContext, module: ModuleKey, rank: int, record: OptimizerRestoreRecord
+) -> Problem | None:
+    if not record.not_restored:
+        return None
+    parts = " and ".join(_PARTS[part] for part in record.not_restored)
+    return Problem(
+        f"Model and optimizer were restored from {_file(record)}, but not {parts}, which the file has too. "
+        "This is correct if the job begins a new schedule with this state.",
+        f"no load_state_dict was called for {parts}"
+        if StateKind.RNG.value not in record.not_restored
+        else f"{parts} stayed as the program made them",
+        "To continue the training as it was, restore every part of the checkpoint.",
+        Severity.NOTE,
+    )
+
+
+_PARTS = {
+    StateKind.SCHEDULER.value: "the learning rate schedule",
+    StateKind.SCALER.value: "the gradient scaler",
+    StateKind.RNG.value: "the random generators",
+}
+
+
 def _repeated_data(
     context: RuleContext, module: ModuleKey, rank: int, record: ResumedDataRecord
 ) -> Problem | None:
     optimizers = context.attempt.collector(RestoreCollector).optimizers.get(module, {}).get(rank, [])
-    if record.repeats < 0 or not any(each.state == OptimizerState.LOADED.value for each in optimizers):
+    if not any(each.state == OptimizerState.LOADED.value for each in optimizers):
         return None
+    if record.left_out:
+        return Problem(
+            f"An epoch was in progress when {_file(record)} was saved, and the job began with the next one: "
+            f"{record.left_out} batches of each rank are never used in this epoch.",
+            "the position within the epoch was not restored",
+            "Continue the epoch and skip the batches that were used, save at the end of an epoch, or use a loader that "
+            "saves its position.",
+            Severity.NOTE,
+        )
+    if record.repeats < 0:
+        return None
+    if record.in_progress and record.passed_over:
+        wrong = record.passed_over - record.saved_batches
+        return Problem(
+            f"The job skipped {record.passed_over} batches to continue the epoch that was in progress when "
+            f"{_file(record)} was saved, and {record.saved_batches} had been used: {abs(wrong)} batches of each rank "
+            "are " + ("never used." if wrong > 0 else "used twice."),
+            "the position within the epoch was restored wrongly: batches were counted in another unit (steps, "
+            "micro-batches, batches of all ranks) or from another start",
+            "Save the number of batches that this rank's loader has returned in this epoch, and skip that many.",
+        )
     if record.in_progress:
         return Problem(
             f"The epoch that was in progress when {_file(record)} was saved began again: {record.saved_batches} "

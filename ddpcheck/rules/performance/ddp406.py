@@ -28,7 +28,7 @@ def find(context: RuleContext) -> list[Finding]:
     collector = context.attempt.collector(AccumulationCollector)
     found = []
     for module in context.modules():
-        table = next((table for table in context.time if set(table.group) == set(module[0])), None)
+        table = context.time_of(module)
         if table is None or is_unwrapped(module):
             continue
         times = max((_times(collector, module, each) for each in collector.optimizers(module)), default=1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
-from ddpcheck.probes.ignored import IgnoredProbe
+from ddpcheck.probes.param_set import IgnoredProbe
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from tests.helpers.fake_context import FakeContext, watch

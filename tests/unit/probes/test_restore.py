@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddpcheck.guard import GUARD
 from ddpcheck.probes import restore, resumed_data
@@ -18,6 +19,7 @@ from ddpcheck.probes.resumed_data import NOTES, ResumedDataProbe
 from ddpcheck.records.kinds.checkpoints import (
     OptimizerRestoreRecord,
     RestoreRecord,
+    ResumedDataRecord,
     SaveRecord,
 )
 from tests.helpers.fake_context import FakeContext, Job
@@ -239,3 +241,107 @@ def test_a_save_is_recorded_and_noted_in_the_run_folder(tracker: CheckpointTrack
     # No training data was used yet, so there is no position to note. Nothing is written beside the checkpoint.
     assert not (run / NOTES).exists()
     assert [path.name for path in out.iterdir()] == ["last.pt"]
+
+
+def resumed(
+    tracker: CheckpointTracker, folder: Path, saved_after: int, skipped: int, epoch: int = 0
+) -> list[ResumedDataRecord]:
+    """A job that saves within an epoch, and one that continues it and skips some batches."""
+    runs = folder / "runs"
+
+    def train(name: str, load: bool, skip: int, epoch: int, until: int) -> FakeContext:
+        (runs / name).mkdir(parents=True)
+        context = FakeContext(runs / name)
+        module = build(2)
+        optimizer = torch.optim.Adam(module.parameters())
+        if load:
+            whole = torch.load(folder / "last.pt")
+            module.load_state_dict(whole["model"])
+            optimizer.load_state_dict(whole["optimizer"])
+        job = Job(module, context, [ResumedDataProbe]).wrapped()
+        data = TensorDataset(torch.arange(96))
+        sampler = DistributedSampler(data, num_replicas=2, rank=0)
+        sampler.set_epoch(epoch)
+        iterator = iter(DataLoader(data, batch_size=4, sampler=sampler))
+        draw = iterator._next_index
+
+        def next_index() -> Any:
+            index = draw()
+            job.dispatcher.sample_drawn(iterator, index)
+            return index
+
+        iterator._next_index = next_index  # type: ignore[method-assign]
+        for number, _ in enumerate(iterator):
+            job.dispatcher.batch_received(iterator, None)
+            if number < skip:
+                continue
+            job.dispatcher.before_forward(module)
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            job.step(optimizer)
+            if number + 1 == until:
+                break
+        if not load:
+            torch.save(
+                {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, folder / "last.pt"
+            )
+        return context
+
+    train("first", False, 0, 0, saved_after)
+    return train("second", True, skipped, epoch, 12).of(ResumedDataRecord)
+
+
+def test_an_epoch_that_goes_on_where_it_was(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    assert resumed(tracker, tmp_path, saved_after=6, skipped=6) == []
+
+
+@pytest.mark.parametrize("skipped", [0, 3, 8])
+def test_an_epoch_that_goes_on_elsewhere(tracker: CheckpointTracker, tmp_path: Path, skipped: int) -> None:
+    [record] = resumed(tracker, tmp_path, saved_after=6, skipped=skipped)
+    assert (record.in_progress, record.saved_batches, record.passed_over) == (True, 6, skipped)
+
+
+def test_the_rest_of_an_epoch_is_left_out(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    [record] = resumed(tracker, tmp_path, saved_after=6, skipped=0, epoch=1)
+    assert (record.in_progress, record.left_out) == (False, 6)
+
+
+def test_a_save_at_the_last_batch_leaves_nothing_out(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    [record] = resumed(tracker, tmp_path, saved_after=12, skipped=0, epoch=1)
+    assert (record.repeats, record.left_out) == (-1, 0)
+
+
+def test_parts_of_the_file_that_stay_there(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    parts = {
+        "schedule": {"last_epoch": 3, "base_lrs": [0.1], "_step_count": 4},
+        "rng": torch.get_rng_state(),
+        "scaler": {"scale": 2.0, "_growth_tracker": 1},
+    }
+    whole = checkpoint(tmp_path, **parts)
+    module = build(2)
+    optimizer = torch.optim.Adam(module.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    module.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    context, job = compared(module)
+    job.train(optimizer, 2)
+    [record] = context.of(OptimizerRestoreRecord)
+    # The job has no scaler.
+    assert record.not_restored == ["scheduler", "rng"]
+
+
+def test_all_parts_are_restored(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    state = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(build(1).parameters()), 10).state_dict()
+    whole = checkpoint(tmp_path, schedule=state, rng=torch.get_rng_state())
+    module = build(2)
+    optimizer = torch.optim.Adam(module.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    module.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    schedule.load_state_dict(whole["schedule"])
+    torch.set_rng_state(whole["rng"])
+    context, job = compared(module)
+    job.train(optimizer, 2)
+    [record] = context.of(OptimizerRestoreRecord)
+    assert record.not_restored == []
+    assert record.resumed == ["rng", "scheduler"]

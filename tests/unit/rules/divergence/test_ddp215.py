@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.records.kinds.coverage import TrainingRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.modules import FIRST_UNWRAPPED, ModuleRecord, ModuleRole, OptimizerRecord
@@ -137,3 +138,35 @@ def test_a_probe_beside_a_module_that_is_only_measured(tmp_path: Path) -> None:
 def test_too_little_is_known(tmp_path: Path) -> None:
     assert orphans(tmp_path / "steps", steps=3).end().findings("DDP215") == []
     assert orphans(tmp_path / "backwards", reduced=2).end().findings("DDP215") == []
+
+
+def without_ddp(
+    folder: Path, changing: Collection[int] = (), steps: int = 6, rate: float = 0.1, seen: Sequence[str] = ()
+) -> RunBuilder:
+    """No module is wrapped in DDP; an optimizer steps parameters all the same."""
+    build = RunBuilder(folder, 2)
+    for rank in build.ranks:
+        build.add(rank, describe(0, unwrapped=True))
+        build.add(rank, digest(-1, ()))
+        build.add(rank, OptimizerRecord(0, "Adam", 0, [list(ALL)], "/home/me/train.py:40"))
+        build.add(rank, TrainingRecord(6, list(seen)))
+    build.hyper(0, {rank: {"0.lr": rate} for rank in build.ranks})
+    for step in range(steps):
+        for rank in build.ranks:
+            build.add(rank, digest(step, changing))
+    return build
+
+
+@pytest.mark.parametrize(("seen", "cause"), [(["fsdp"], "FSDP"), (["fsdp2"], "FSDP"), ([], "the loss")])
+def test_nothing_is_trained(tmp_path: Path, seen: list[str], cause: str) -> None:
+    [finding] = without_ddp(tmp_path, seen=seen).end().findings("DDP215")
+    assert (finding.severity.value, finding.step, finding.ranks) == ("warning", 0, (0, 1))
+    assert cause in finding.cause
+    assert finding.evidence["count"] == 3
+
+
+@pytest.mark.parametrize(
+    "healthy", [{"changing": [2]}, {"steps": 3}, {"rate": 0.0}], ids=["one changes", "few steps", "no rate"]
+)
+def test_a_job_without_ddp_that_may_be_right(tmp_path: Path, healthy: dict[str, object]) -> None:
+    assert without_ddp(tmp_path, **healthy).end().findings("DDP215") == []  # type: ignore[arg-type]

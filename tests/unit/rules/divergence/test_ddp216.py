@@ -146,3 +146,42 @@ def test_an_order_that_comes_again(
     assert [(finding.severity, finding.ranks) for finding in found] == (
         [(severity, (0,))] if severity is not None else []
     )
+
+
+def test_a_state_that_was_not_asked_for(run: RunBuilder) -> None:
+    [finding] = findings(optimizer(run, name="Adam", entries=8, state="not_requested"))
+    assert (finding.severity, finding.step, finding.ranks) == (Severity.WARNING, 0, (0, 1, 2))
+    assert finding.evidence["entries"] == 8
+
+
+def test_parts_that_were_left_in_the_file(run: RunBuilder) -> None:
+    [finding] = findings(optimizer(restored(run), **LOADED, not_restored=["scheduler", "rng"]))
+    assert finding.severity is Severity.NOTE
+    assert finding.evidence["not_restored"] == ["scheduler", "rng"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity", "words"),
+    [
+        (
+            {"in_progress": True, "repeats": 0, "passed_over": 3},
+            Severity.WARNING,
+            "2 batches of each rank are used",
+        ),
+        (
+            {"in_progress": True, "repeats": 0, "passed_over": 9},
+            Severity.WARNING,
+            "4 batches of each rank are never",
+        ),
+        ({"in_progress": True, "repeats": 0}, Severity.NOTE, "used twice"),
+        ({"left_out": 7}, Severity.NOTE, "7 batches of each rank are never used"),
+    ],
+)
+def test_the_position_within_an_epoch(
+    run: RunBuilder, fields: dict[str, Any], severity: Severity, words: str
+) -> None:
+    optimizer(restored(run), **LOADED)
+    run.add(1, ResumedDataRecord(0, 1, FILE, saved_batches=5, **fields))
+    [finding] = findings(run)
+    assert (finding.severity, finding.ranks) == (severity, (1,))
+    assert words in finding.message

@@ -1,0 +1,1 @@
+"""Synchronisation that a job may not need, and what it takes."""
