@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, RankData, members
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
+from ddpcheck.analysis.allreduce.contributions import FEWEST_RANKS, Contribution, ContributionCheck
 from ddpcheck.analysis.allreduce.mean_check import (
     NOTHING,
     Compared,
@@ -20,6 +21,7 @@ from ddpcheck.analysis.allreduce.mean_check import (
     actual_result,
     can_check,
     check_parts,
+    roundoff,
 )
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.timeseries.collector import GradientSeries
@@ -117,6 +119,10 @@ class MeanCheckStats:
     first: MeanMismatch | None = None
     # What the first wrong result is instead of the mean; empty: unknown.
     actual: str = ""
+    # The rank without which it was computed.
+    actual_rank: int | None = None
+    # Ranks that are missing from the mean, as the statistics of several steps show; None: no such ranks.
+    contribution: Contribution | None = None
     # Largest error over the gradient's norm: hooks may lose precision on purpose.
     worst_relative: float = 0.0
     # Errors of the latest consecutive backwards, from the first wrong one on.
@@ -157,6 +163,7 @@ class AllReduceVerifier:
     # Whether the budget of a rank left out a step: it contributed gradients without a record.
     left_out: Callable[[int, int], bool] = field(default=lambda rank, step: False)
     series: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
+    _contributions: dict[ModuleKey, ContributionCheck] = field(default_factory=dict)
     _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
     # How many ranks had ended and were lost at the last check.
     _gone: tuple[int, int] = (0, 0)
@@ -287,7 +294,9 @@ class AllReduceVerifier:
                         unreduced.append(mismatches[-1])
                 stats.worst_relative = max(stats.worst_relative, _relative(outcome, parts, divisor))
         if mismatches and stats.first is None:
-            stats.actual = actual_result(compared, local, group)
+            stats.actual, stats.actual_rank = actual_result(compared, local, group)
+        if stats.contribution is None and len(group) >= FEWEST_RANKS:
+            self._check_contributions(module, records, local, compared, stats)
         if mismatches or stats.first is not None:
             stats.errors.add(next(iter(records.values())).number, errors)
         # One rank and a few parameters are not enough: a broken reduction may leave a gradient unchanged.
@@ -297,6 +306,22 @@ class AllReduceVerifier:
         elif not stats.unreduced:
             stats.reduced_until = max(record.step for record in records.values())
         return mismatches, worst
+
+    def _check_contributions(
+        self,
+        module: ModuleKey,
+        records: Mapping[int, BackwardRecord],
+        local: SketchTable,
+        compared: Sequence[Compared],
+        stats: MeanCheckStats,
+    ) -> None:
+        # Ranks that share no backward of join() change the divisor.
+        if len(records) != len(module[0]) or len(local.ranks) != len(records):
+            return
+        check = self._contributions.setdefault(module, ContributionCheck())
+        step = min(record.step for record in records.values())
+        roundoffs = [roundoff(each.dtype) for each in compared]
+        stats.contribution = check.add(step, len(records), local, compared, roundoffs)
 
     def _note_nonfinite(self, stats: MeanCheckStats, records: Mapping[int, BackwardRecord]) -> None:
         """Find where it started: before the reduction, only the ranks of origin have it.

@@ -93,6 +93,20 @@ class SketchTable:
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self._rows))
 
+    @property
+    def ranks_in_order(self) -> tuple[int, ...]:
+        """The ranks in the order of the rows."""
+        return tuple(self._rows)
+
+    @property
+    def packed(self) -> bytes:
+        """All rows, one after the other, padded to the same length."""
+        return self._bytes
+
+    def key(self) -> int:
+        """Equal for equal tables."""
+        return hash(self._bytes)
+
     def any_gradient(self, rank: int) -> bool:
         return any(self._codes(rank))
 
@@ -218,6 +232,11 @@ def can_check(dtype: str) -> bool:
     return _COMPLEX.get(dtype, dtype) in _FORMATS
 
 
+def roundoff(dtype: str) -> float:
+    """The largest relative error of one rounding."""
+    return _FORMATS[_COMPLEX.get(dtype, dtype)].roundoff
+
+
 def mean_check(
     local: Mapping[int, Packed], reduced: Packed, dtype: str, numel: int, divisor: int
 ) -> MeanCheckResult:
@@ -239,26 +258,32 @@ def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: 
     return by_value if by_norm.ok or by_value.ratio > by_norm.ratio else by_norm
 
 
-def actual_result(compared: Sequence[Compared], local: SketchTable, group: Sequence[int]) -> str:
-    """What the reduction returned instead of the mean, as a phrase for messages.
+class ActualResult(NamedTuple):
+    """What a reduction returned instead of the mean."""
 
-    Empty if no single mistake explains every parameter of the backward.
-    """
+    # For messages; empty: unknown.
+    phrase: str = ""
+    # The rank that is missing.
+    missing: int | None = None
+
+
+def actual_result(compared: Sequence[Compared], local: SketchTable, group: Sequence[int]) -> ActualResult:
+    """Without a phrase if no single mistake explains every parameter of the backward."""
     known = [each for each in compared if each.result.known and each.parts.norms]
     ranks = len(group)
     if not known:
-        return ""
+        return ActualResult()
     for divisor, description in (
         (1, f"the sum of the ranks' gradients, not divided by {ranks}"),
         (ranks * ranks, f"the mean of the ranks' gradients divided by {ranks} again: divided twice"),
     ):
         if _explains(known, divisor):
-            return description
+            return ActualResult(description)
     for rank in local.ranks:
         for divisor in (ranks, ranks - 1):
             if _explains(known, divisor, rank, local):
-                return f"the sum without rank {rank}, divided by {divisor}"
-    return ""
+                return ActualResult(f"the sum without rank {rank}, divided by {divisor}", rank)
+    return ActualResult()
 
 
 def _explains(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.allreduce.collector import MeanCheckStats, MeanMismatch
+from ddpcheck.analysis.allreduce.contributions import Contribution
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.unwrapped.collector import ManualReductionCollector, ManualReductionStats
+from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule
 
@@ -34,13 +36,17 @@ def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.modules():
         checks = context.attempt.gradients.stats.get(module)
-        if checks is None or checks.first is None or context.attempt.uses_local_sgd(module):
+        if checks is None or context.attempt.uses_local_sgd(module):
             continue
         known = context.divergence(module)
         divergence = known.gradients or known.later_gradients
         # If the gradients diverge, the mean is wrong as a consequence.
-        if divergence is None or divergence.step > checks.first.step:
+        if checks.first is not None and (divergence is None or divergence.step > checks.first.step):
             findings.append(_finding(context, module, checks, checks.first))
+        elif checks.contribution is not None and (
+            divergence is None or divergence.step > checks.contribution.last_step
+        ):
+            findings.append(_contribution_finding(context, module, checks, checks.contribution))
     by_hand = context.attempt.collector(ManualReductionCollector).stats
     return findings + [
         _sum_by_hand(context, module, stats) for module, stats in by_hand.items() if stats.sums > stats.means
@@ -127,11 +133,48 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         step=first.step,
         stage=Stage.REDUCED.value,
         parameter=name,
-        ranks=tuple(sorted(ranks)),
+        ranks=_odd_ranks(checks) if len(ranks) > 2 and _odd_ranks(checks) else tuple(sorted(ranks)),
         evidence=evidence,
-        cause=_cause(hooks, checks.actual),
+        cause=_cause(hooks, checks, len(module[0])),
         fix="In a communication hook, divide once by the size of the group and by nothing else. Without a hook, "
         "suspect the network or the memory of a rank.",
+    )
+
+
+def _contribution_finding(
+    context: RuleContext, module: ModuleKey, checks: MeanCheckStats, found: Contribution
+) -> Finding:
+    """No single result exceeds the rounding bound, but the errors of several together follow a rank's gradients."""
+    hooks = sorted(
+        {hook for rank in context.attempt.of_module(module).values() for hook in rank.hooks(module)}
+    )
+    source = f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself"
+    named = name_ranks(found.ranks) if found.ranks else "one rank"
+    what = "are missing from" if found.missing else "are counted twice in"
+    return context.finding(
+        RULE,
+        f"From step {found.first_step} to step {found.last_step}, the gradients of {named} {what} the reduced "
+        f"gradients. Each single error is within the rounding bound of {len(module[0])} ranks. But together they have "
+        f"the pattern of these gradients, which rounding does not have: their share in the mean is {found.share:.2f} "
+        f"instead of 1 ({found.deviations:.0f} standard deviations)."
+        + ("" if found.ranks else " The gradients of the ranks are too similar to tell which rank it is."),
+        module=module,
+        step=found.first_step,
+        stage=Stage.REDUCED.value,
+        ranks=found.ranks or tuple(sorted(module[0])),
+        evidence={
+            "share": found.share,
+            "deviations": found.deviations,
+            "steps": [found.first_step, found.last_step],
+            "backwards": {"checked": checks.checked, "evaluated": found.reductions},
+            "observations": found.observations,
+            "comm_hooks": hooks,
+        },
+        cause=_contribution_cause(source, found, len(module[0])),
+        fix="Check the communication hook, the process group and the network of that rank: its gradients do not reach "
+        "the others."
+        if found.missing
+        else "Check the communication hook: it adds the gradients of that rank more than once.",
     )
 
 
@@ -140,6 +183,21 @@ def _errors_cancel(checks: MeanCheckStats) -> bool:
     return errors.backwards >= _FEWEST_BACKWARDS and errors.summed <= _LARGEST_SUM_ERROR * errors.single
 
 
-def _cause(hooks: list[str], actual: str) -> str:
+def _odd_ranks(checks: MeanCheckStats) -> tuple[int, ...]:
+    """The ranks that are missing from the mean, if that is what is wrong. Of two ranks, either could be."""
+    if checks.actual:
+        return () if checks.actual_rank is None else (checks.actual_rank,)
+    return checks.contribution.ranks if checks.contribution is not None else ()
+
+
+def _cause(hooks: list[str], checks: MeanCheckStats, size: int) -> str:
     source = f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself"
-    return f"{source} returned {actual}" if actual else source
+    if checks.actual:
+        return f"{source} returned {checks.actual}"
+    return source if checks.contribution is None else _contribution_cause(source, checks.contribution, size)
+
+
+def _contribution_cause(source: str, found: Contribution, size: int) -> str:
+    named = name_ranks(found.ranks) if found.ranks else "a rank"
+    enters = "does not enter" if found.missing else "enters twice"
+    return f"{source}: the gradient of {named} {enters} the mean of {size} ranks"

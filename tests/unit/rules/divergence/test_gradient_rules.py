@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,37 @@ def test_ddp204_and_hooks_that_lose_precision(
     (finding,) = build.end().findings()
     assert (finding.code, finding.severity.value) == ("DDP204", severity)
     assert finding.evidence["comm_hooks"] == [name]
+
+
+MANY = tuple(f"layers.{number}.weight" for number in range(12))
+
+
+def many_ranks(folder: Path, missing: int | None) -> RunBuilder:
+    """Ten steps of 16 ranks in bfloat16. No single error exceeds the bound."""
+    build = RunBuilder(folder, 16)
+    build.rows = lambda names: [[name, "bfloat16", [4], 1] for name in MANY]  # type: ignore[method-assign]
+    build.wrap(MANY)
+    draw = random.Random(5)
+    for step in range(10):
+        local = {rank: [draw.gauss(0, 1) for _ in MANY] for rank in build.ranks}
+        kept = [own for rank, own in local.items() if rank != missing]
+        mean = [math.fsum(column) / 16 + draw.gauss(0, 1e-4) for column in zip(*kept, strict=True)]
+        build.backward(step + 1, local, mean)
+    return build.end()
+
+
+def test_ddp204_names_the_rank_that_is_missing_below_the_bound(tmp_path: Path) -> None:
+    finding = many_ranks(tmp_path, missing=11).only("DDP204")
+    assert (finding.ranks, finding.stage, finding.parameter) == ((11,), "reduced", None)
+    assert (
+        finding.cause == "the reduction itself: the gradient of rank 11 does not enter the mean of 16 ranks"
+    )
+    assert finding.evidence["share"] == pytest.approx(0.0, abs=0.1)
+    assert finding.evidence["deviations"] > 9
+
+
+def test_ddp204_is_silent_about_correct_means_of_many_ranks(tmp_path: Path) -> None:
+    assert many_ranks(tmp_path, missing=None).findings("DDP204") == []
 
 
 def test_ddp204_is_silent_where_ranks_diverge_at_the_same_step(tmp_path: Path) -> None:
