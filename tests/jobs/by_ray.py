@@ -34,7 +34,11 @@ def train(config: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     case, *address = sys.argv[1:]
-    ray.init(address=address[0] if address else "local", num_cpus=None if address else 2, log_to_driver=False)
+    ray.init(
+        address=address[0] if address else "local",
+        log_to_driver=False,
+        **({} if address else {"num_cpus": 2, "include_dashboard": False}),
+    )
     TorchTrainer(
         train, train_loop_config={"case": case}, scaling_config=ray.train.ScalingConfig(num_workers=2)
     ).fit()
