@@ -149,9 +149,8 @@ def _report_on_stderr(error: OSError) -> None:
     folder = os.path.dirname(error.filename or "")
     try:
         sys.stderr.write(
-            "ddpcheck: this process cannot write to the run folder %s (%s) and is not checked. "
-            "In a container, mount that folder at the same path: -v %s:%s\n"
-            % (folder, reason, folder, folder)
+            f"ddpcheck: this process cannot write to the run folder {folder} ({reason}) and is not checked. "
+            f"In a container, mount that folder at the same path: -v {folder}:{folder}\n"
         )
     except Exception:
         return

@@ -66,7 +66,7 @@ def as_kubernetes(variables: Mapping[str, str]) -> str:
     """The `env:` of a container. A string in JSON is one in YAML."""
     lines = ["env:\n"]
     for name, value in variables.items():
-        # Kubernetes replaces $(NAME) in values; $$ stands for one dollar sign.
+        # Kubernetes replaces $(NAME) in values; two dollar signs mean one.
         escaped = value.replace("$(", "$$(")
         lines.append(f"  - name: {name}\n    value: {json.dumps(escaped)}\n")
     return "".join(lines)

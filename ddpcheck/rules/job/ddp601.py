@@ -65,8 +65,8 @@ _SEEN = {
     Unwatched.ENVIRONMENT: (
         "the ranks were started with an environment without ddpcheck's variables, as by `srun --export=NONE`, `sudo` "
         "or `env -i`",
-        "Pass PYTHONPATH and DDPCHECK_CONFIG on (`ddpcheck env` prints such variables), or put 'ddpcheck run --' behind "
-        "the program that resets the environment.",
+        "Pass PYTHONPATH and DDPCHECK_CONFIG on (`ddpcheck env` prints such variables), or put 'ddpcheck run --' "
+        "behind the program that resets the environment.",
     ),
     Unwatched.CONTAINER: (
         "{name} starts the ranks in a container, which gets no variable, no file and no folder by itself",
@@ -74,7 +74,7 @@ _SEEN = {
         "-e PYTHONPATH -e DDPCHECK_CONFIG {mounts}",
     ),
     Unwatched.REMOTE: (
-        "{name} starts the ranks elsewhere, and they did not get ddpcheck's variables or cannot write to the run folder",
+        "{name} starts the ranks elsewhere: they did not get ddpcheck's variables, or cannot write to the run folder",
         "Put 'ddpcheck run --' behind {name}, on the nodes, or put the run folder on shared storage with --out. For "
         "workers that exist already, see `ddpcheck env`.",
     ),
