@@ -12,14 +12,15 @@ from pathlib import Path
 
 from ddpcheck.config import ENV_CONFIG, Config
 from ddpcheck.injection import arm
-from ddpcheck.launcher.run_folder import begin_run, find_job_folder, local_rank
+from ddpcheck.launcher.job_identity import local_rank
+from ddpcheck.launcher.run_folder import begin_run, find_job_folder
 
 
 def _begin() -> None:
     """Create or find the job's run folder, and pass it to this process and its children in the environment."""
     command = [sys.executable, *sys.argv]
     folder = find_job_folder(Path.cwd(), command)
-    config = Config(run_dir=str(folder.path), run_id=folder.run_id)
+    config = Config(run_dir=str(folder.path), run_id=folder.run_id, own_launcher=False)
     begin_run(folder, command, config)
     os.environ.update(config.to_environment())
     if local_rank(os.environ) == 0:

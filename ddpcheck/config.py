@@ -137,6 +137,8 @@ class Config:
     run_dir: str = ""
     run_id: str = ""
     exchange_file: str = ""
+    # Whether `ddpcheck run` has started the ranks. Otherwise they create the run folder where it is missing.
+    own_launcher: bool = True
 
     out: Path | None = field(
         default=None, metadata=option("Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR")

@@ -131,6 +131,27 @@ def write_fault_line(probe: str, entry: str, error: str, where: str, rank: int |
             os.write(descriptor, json.dumps(line).encode() + b"\n")
         finally:
             os.close(descriptor)
+    except OSError as failed:
+        _report_on_stderr(failed)
+    except Exception:
+        return
+
+
+_REPORTED: list[str] = []
+
+
+def _report_on_stderr(error: OSError) -> None:
+    """Once, in a rank that cannot write to the run folder: its launcher may see nothing of it."""
+    reason = error.strerror or type(error).__name__
+    if _REPORTED or not sys.stderr:
+        return
+    _REPORTED.append(reason)
+    folder = os.path.dirname(error.filename or "")
+    try:
+        sys.stderr.write(
+            f"ddpcheck: this process cannot write to the run folder {folder} ({reason}) and is not checked. "
+            f"In a container, mount that folder at the same path: -v {folder}:{folder}\n"
+        )
     except Exception:
         return
 

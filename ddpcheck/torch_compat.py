@@ -109,6 +109,13 @@ AMP_SCALING = PrivateName(
 )
 
 # Modules and tensors.
+_REPLICATE = "torch.distributed._composable.replicate:_ReplicateState"
+REPLICATED_LIST = PrivateName(
+    _REPLICATE, "_param_list", "parameters under `replicate` are named by numbers", True, True
+)
+REPLICATED_NAMES = PrivateName(
+    _REPLICATE, "_param_names", "parameters under `replicate` are named by numbers", True, True
+)
 PARAMETERS = PrivateName("torch.nn:Module", "_parameters", "no parameter is compared", on_instances=True)
 BUFFERS = PrivateName("torch.nn:Module", "_buffers", "no buffer is compared", on_instances=True)
 SUBMODULES = PrivateName(

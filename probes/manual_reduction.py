@@ -73,7 +73,11 @@ class ManualReductionProbe(Probe):
 
     def unsynced_gradients_ready(self, tracked: TrackedModule) -> None:
         """A DDP module inside `no_sync`, or bypassed: the job may reduce its gradients by hand before the step."""
-        if tracked.role is not ModuleRole.DDP or tracked.index in self._reduced_by_ddp or not tracked.group[1:]:
+        if (
+            tracked.role is not ModuleRole.DDP
+            or tracked.index in self._reduced_by_ddp
+            or not tracked.group[1:]
+        ):
             return
         if tracked.index in self._scanners:
             self._sketch(tracked)
@@ -169,7 +173,9 @@ def _scale_of_mean(node: Any, terms: int = _MAX_TERMS) -> float | None:
         if factor is None or inner is None:
             return None
         return inner / factor if name.startswith("Div") else inner * factor
-    return 1.0 if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _MEAN else None
+    return (
+        1.0 if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _MEAN else None
+    )
 
 
 def _factor(node: Any) -> float | None:

@@ -273,7 +273,9 @@ class ParameterProbe(Probe):
         if tracked.index not in self._confirms:
             if differed:
                 self._snapshot_use(tracked, step)
-        elif self._confirms[tracked.index] != step and (step.step % self.context.config.every == 0 or differed):
+        elif self._confirms[tracked.index] != step and (
+            step.step % self.context.config.every == 0 or differed
+        ):
             self._confirms[tracked.index] = step
             self._snapshot_use(tracked, step)
 

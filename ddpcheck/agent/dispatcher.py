@@ -12,6 +12,7 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.replicated import original_names
 from ddpcheck.agent.sharded import ShardedTracker
 from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
@@ -100,6 +101,7 @@ class Dispatcher:
             return
         ordinal = self._numbers.get(group, 0)
         self._numbers[group] = ordinal + 1
+        original = original_names(module)
         tracked = TrackedModule(
             index=self._new_index(),
             ordinal=ordinal,
@@ -107,7 +109,8 @@ class Dispatcher:
             module=weakref.ref(module),
             ddp=weakref.ref(ddp),
             ignored=_ignored(module, given),
-            name=type(module).__name__,
+            name=original.module or type(module).__name__,
+            renamed=original.parameters,
             options={name: given[name] for name in _OPTIONS if name in given},
             where=user_callsite(),
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpcheck import device_api, torch_compat
+from ddpcheck.agent import training_thread
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
@@ -37,6 +38,7 @@ class Agent:
         self._ddp_init: Any = None
         self._training_patched = False
         self._group_destroyed = False
+        self._thread_watched = False
         # Removed when the program calls torch.compile, which recognises collectives by identity.
         self._collective_patches = Patches()
 
@@ -118,6 +120,13 @@ class Agent:
         CHECKPOINTS.patch_formats()
         self._dispatcher.after_wrap(*args, **kwargs)
         self._patch_training()
+        if not self._thread_watched and training_thread.runs_in_worker_of_ray():
+            self._thread_watched = True
+            training_thread.watch_end(
+                self._patches,
+                GUARD.protect("exit", "raised", self._raised),
+                GUARD.protect("exit", "returned", self._close),
+            )
 
     def _wrap_failed(self, ddp: Any) -> None:
         if self._dispatcher is not None:
@@ -339,6 +348,7 @@ def install() -> None:
         GUARD.last_resort = _report_early_fault
         GUARD.surroundings = torch_compat.suspend_user_modes
         GUARD.capture_checks = device_api.CAPTURE_CHECKS
+        GUARD.protect("agent", "ray", training_thread.reach_workers_of_ray)()
         Agent(config).install()
 
 

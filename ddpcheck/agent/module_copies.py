@@ -108,4 +108,6 @@ def _is_between(before: torch.Tensor, source: torch.Tensor, after: torch.Tensor)
         return False
     share = float((change * distance)[counted].sum() / distance[counted].square().sum())
     error = (change - share * distance).abs()
-    return 0.0 < share < 1.0 and bool((error <= _TOLERANCE * share * distance.abs() + rounding)[counted].all())
+    return 0.0 < share < 1.0 and bool(
+        (error <= _TOLERANCE * share * distance.abs() + rounding)[counted].all()
+    )

@@ -67,7 +67,7 @@ class RankContext:
         # Counted by the guard and by `emit`.
         self.own_ns = 0
         self.entered = 0
-        self._writer = _open_writer(Path(config.run_dir), self.rank)
+        self._writer = _open_writer(Path(config.run_dir), self.rank, make_folder=not config.own_launcher)
         algorithm = make_digester("cpu").algorithm
         self.write(header(self.session, algorithm))
         self.exchange = self._open_exchange(config)
@@ -277,8 +277,10 @@ class RankContext:
         self._writer.abandon()
 
 
-def _open_writer(folder: Path, rank: int) -> RecordWriter:
+def _open_writer(folder: Path, rank: int, *, make_folder: bool = False) -> RecordWriter:
     """Create a new file. After a restart the first names exist already."""
+    if make_folder:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:

@@ -109,6 +109,8 @@ class TrackedModule:
     comm_hook_may_write: bool = False
     # Post-localSGD: replicas differ between averagings, so they are not compared at each step.
     uses_local_sgd: bool = False
+    # The names of parameters that are held under other names, by the latter.
+    renamed: dict[str, str] = field(default_factory=dict)
     # None until the module is wrapped, and with --gradients off.
     backward: BackwardTracker | None = None
     parameters: list[Slot] = field(default_factory=list)
@@ -146,7 +148,7 @@ class TrackedModule:
         module = self.module()
         if module is None:
             return
-        self.parameters = self._with_shards(list(_slots(module, torch_compat.PARAMETERS, self.ignored)))
+        self.parameters = self._with_shards(list(self._named(module)))
         self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
         self._contents = ModuleContents(
@@ -162,6 +164,10 @@ class TrackedModule:
         self._tensors = [slot.holder[slot.key] for slot in self.parameters]
         self._trainable = [tensor.requires_grad for tensor in self._tensors]
         self.revision += 1
+
+    def _named(self, module: torch.nn.Module) -> Iterable[Slot]:
+        slots = _slots(module, torch_compat.PARAMETERS, self.ignored)
+        return (Slot(self.renamed.get(each.name, each.name), each.holder, each.key) for each in slots)
 
     def _with_shards(self, slots: list[Slot]) -> list[Slot]:
         """The parameters, with the local shard for each one that is a DTensor, in their first order."""

@@ -19,6 +19,7 @@ from ddpcheck.records.node_kinds import (
     SignalRecord,
     SlowRecord,
     StopRecord,
+    UnwatchedRecord,
     WriteErrorRecord,
 )
 
@@ -33,6 +34,7 @@ _NOTES = (
     OrphanRecord,
     HangRecord,
     SlowRecord,
+    UnwatchedRecord,
 )
 
 
@@ -91,6 +93,8 @@ class NodeNotes:
     unsampled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     # Lines that a launcher could not write to its node log.
     unwritten: int = 0
+    # Why processes were not watched, each with the name of one of them.
+    unwatched: dict[str, str] = field(default_factory=dict)
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
     # By session: the last time without progress in which some rank could go on by itself, so that the job was not
@@ -129,6 +133,8 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
             hosts |= {record.host} if record.host is not None else set()
         case OrphanRecord():
             notes.orphans += 1
+        case UnwatchedRecord():
+            notes.unwatched.setdefault(record.why, record.name)
         case HangRecord():
             hang = notes.hangs.setdefault(record.session, Hang())
             hang.seconds = max(hang.seconds, record.seconds)

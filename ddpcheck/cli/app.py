@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ddpcheck.cli.collect import collect
 from ddpcheck.cli.diff import diff
 from ddpcheck.cli.doctor import doctor
+from ddpcheck.cli.env import env
 from ddpcheck.cli.explain import explain
 from ddpcheck.cli.links import links
 from ddpcheck.cli.list import list_runs
@@ -41,7 +43,9 @@ def _print_version(requested: bool) -> None:
 def ddpcheck(
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Watches PyTorch DDP jobs and proves that their replicas agree, or pinpoints where they diverge.
@@ -62,6 +66,8 @@ app.command(name="list")(list_runs)
 app.command()(diff)
 app.command()(trace)
 app.command()(merge)
+app.command()(env)
+app.command(cls=OptionalHtmlCommand)(collect)
 app.command(context_settings={"allow_interspersed_args": False})(links)
 app.command()(view)
 app.command(context_settings={"allow_interspersed_args": False})(doctor)

@@ -14,7 +14,9 @@ from ddpcheck.launcher.hang_detector import HangDetector
 from ddpcheck.launcher.live_view import REFRESH_SECONDS, LiveView
 from ddpcheck.launcher.process.process_table import ending_signal, read_process
 from ddpcheck.launcher.process.supervise import StopRequest
+from ddpcheck.launcher.unwatched import UnwatchedProcesses
 from ddpcheck.records.node_log import NodeLog
+from ddpcheck.records.reasons import Unwatched
 from ddpcheck.sampling.sampler import Sampler
 
 _POLL_SECONDS = 0.05
@@ -165,6 +167,7 @@ class RunMonitor:
         self._folder_change: tuple[int, float] = (-1, 0.0)
         self._sampler = sampler
         self._view = view
+        self._unwatched: UnwatchedProcesses | None = UnwatchedProcesses(config.run_dir, self._log_unwatched)
         # Reading has raised an exception: from then on only exits are logged.
         self.failed = False
 
@@ -174,6 +177,7 @@ class RunMonitor:
         if not self.failed:
             self._read_records()
         self._log_exits()
+        self._look_for_unwatched()
         if not self.failed:
             self._update_view()
         if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
@@ -181,6 +185,16 @@ class RunMonitor:
         if self._hangs is not None and not self.failed:
             return self._hangs.tick()
         return None
+
+    def _look_for_unwatched(self) -> None:
+        """Until a rank has reported. After an exception, which the supervisor logs, no more."""
+        unwatched, self._unwatched = self._unwatched, None
+        if unwatched is not None and not self._known:
+            unwatched.tick()
+            self._unwatched = unwatched
+
+    def _log_unwatched(self, why: Unwatched, name: str) -> None:
+        self._node_log.write("unwatched", why=why.value, name=name)
 
     def _read_records(self) -> None:
         began = time.monotonic()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.agent.shm_exchange import create_exchange, heartbeats, write_errors
+from ddpcheck.agent.shm_exchange import heartbeats, write_errors
 from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
@@ -21,6 +18,7 @@ from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
+from ddpcheck.launcher.exchange_file import exchange_file
 from ddpcheck.launcher.live_view import live_view
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
@@ -32,6 +30,7 @@ from ddpcheck.launcher.multi_node.coordination import (
     reporting_heartbeat,
     wait_for_peers,
     wait_for_report,
+    wait_for_reporter,
 )
 from ddpcheck.launcher.process.command import ExitStatus, command_environment, exit_like
 from ddpcheck.launcher.process.supervise import supervise
@@ -88,27 +87,7 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
         end.unwritten,
         interrupted=status.interrupted,
     )
-    return _report(end.run, folder, status, config, outputs)
-
-
-@contextlib.contextmanager
-def exchange_file() -> Iterator[Path | None]:
-    """The shared-memory file of this node's ranks, accessible to this user only; None if none can be created.
-
-    Never in the run folder: on a network file system, an access to a shared mapping can kill the process.
-    """
-    path: Path | None = None
-    for folder in ("/dev/shm", tempfile.gettempdir()):
-        candidate = Path(folder) / f"ddpcheck-{os.getuid()}-{uuid.uuid4().hex[:12]}"
-        with contextlib.suppress(OSError):
-            create_exchange(candidate)
-            path = candidate
-            break
-    try:
-        yield path
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
+    return report_run(end.run, folder, status, config, outputs)
 
 
 def _run_command(command: Sequence[str], config: Config, folder: RunFolder) -> _JobEnd:
@@ -158,6 +137,7 @@ def _report_with_peers(
         while report is None and not claim_reporting(folder.path):
             report = wait_for_report(folder.path, seconds)
         if report is not None:
+            wait_for_reporter(folder.path)
             if not config.quiet:
                 sys.stderr.write(f"ddpcheck: the report of all nodes is {folder.path / REPORT_FILE}\n")
             return _exit_status(status, _fails_by_json(report, config))
@@ -175,7 +155,7 @@ def _report_with_peers(
             (reason for reason in [status.stop_reason, *(peer.stopped for peer in ends)] if reason), ""
         )
         finish_run(folder, exit_code, end.seconds, stopped, end.unwritten, interrupted=status.interrupted)
-        return _report(run, folder, status, config, outputs)
+        return report_run(run, folder, status, config, outputs)
 
 
 def _host_list(hosts: Sequence[str]) -> str:
@@ -183,7 +163,9 @@ def _host_list(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:MAX_HOSTS_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _report(run: RunReader, folder: RunFolder, status: ExitStatus, config: Config, outputs: Outputs) -> int:
+def report_run(
+    run: RunReader, folder: RunFolder, status: ExitStatus, config: Config, outputs: Outputs
+) -> int:
     """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's."""
     try:
         report = build_report(run, read_description(folder.path), course=outputs.tensorboard is not None)

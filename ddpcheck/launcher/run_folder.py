@@ -25,6 +25,14 @@ from typing import Any
 from ddpcheck.analysis.report import Report
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
+from ddpcheck.launcher.job_identity import (
+    find_job_id,
+    is_single_rank_of_job,
+    launch_key,
+    rank,
+    spans_nodes,
+    task_of_job,
+)
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
 from ddpcheck.records.kinds.audit import AUDIT_FOLDER
@@ -33,8 +41,6 @@ from ddpcheck.version import VERSION
 
 # The nodes of one job start within this time, or the records of the others have grown within it.
 _RECENT_SECONDS = 600.0
-_NODE_COUNT_OPTIONS = {"--nnodes", "--num_machines", "--num-machines", "--num_nodes", "--num-nodes"}
-_NODE_COUNT_VARIABLES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES", "PET_NNODES", "GROUP_WORLD_SIZE")
 
 
 def may_join(folder: Path, run: Mapping[str, Any], name: str, job: str, command: Sequence[str]) -> bool:
@@ -44,30 +50,13 @@ def may_join(folder: Path, run: Mapping[str, Any], name: str, job: str, command:
     """
     if "ended" in run or run.get("name") != name or run.get("job", "") != job:
         return False
-    if not job and not (spans_nodes(command, os.environ) or _is_single_rank_of_job(os.environ)):
+    if not job and not (spans_nodes(command, os.environ) or is_single_rank_of_job(os.environ)):
         return False
     if run.get("host") == os.uname().nodename:
         # Several launchers on one host, as in a test setup: the launcher that created the run must still exist.
         pid = run.get("pid")
         return isinstance(pid, int) and process_start(pid) == run.get("pid_start")
     return _was_modified_recently(folder)
-
-
-def spans_nodes(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the command line or the scheduler requests more than one node."""
-    counts = [environ.get(name, "") for name in _NODE_COUNT_VARIABLES]
-    for option, value in pairwise([*command, ""]):
-        name, _, attached = option.partition("=")
-        if name in _NODE_COUNT_OPTIONS:
-            counts.append(attached or value)
-    # "4", or "1:4" for an elastic job.
-    return any(int(number) > 1 for count in counts for number in re.findall(r"\d+", count))
-
-
-def _is_single_rank_of_job(environ: Mapping[str, str]) -> bool:
-    """Whether this command is one rank of several, each started separately."""
-    size = environ.get("WORLD_SIZE", "")
-    return size.isdecimal() and int(size) > 1
 
 
 def _was_modified_recently(folder: Path) -> bool:
@@ -83,17 +72,6 @@ RUN_SCHEMA = 1
 _MODULE_OPTIONS = {"-m", "--module"}
 _LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 _MAX_NAME_LENGTH = 40
-_RENDEZVOUS_OPTIONS = {"--rdzv-id", "--rdzv_id"}
-_RENDEZVOUS_VARIABLE = "PET_RDZV_ID"
-# For each scheduler, the variables that identify a job and, within a job, a step and a restart.
-_SCHEDULER_VARIABLES = (
-    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    ("PBS_JOBID",),
-    ("LSB_JOBID",),
-    ("FLUX_JOB_ID",),
-)
-# The ids that torchrun uses if none was given.
-_DEFAULT_RENDEZVOUS_IDS = {"", "none"}
 
 
 @dataclass(frozen=True)
@@ -121,11 +99,59 @@ def make_run_folder(
     if out is not None or job_id:
         return _use_folder(parent / run_name([job_id]) if out is None else out.absolute(), name, job, command)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    task = task_of_job(os.environ)
+    if job and task is not None:
+        return _folder_of_task(parent, stem, name, job, task)
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         path = parent / (stem + suffix)
         if make_folder(path):
             return RunFolder(path, path.name, name, job=job)
     raise OutputFolderError(f"{parent}: too many runs started in this second; choose a folder with --out")
+
+
+def _folder_of_task(parent: Path, stem: str, name: str, job: str, task: int) -> RunFolder:
+    """srun and mpirun start one launcher for each rank: all of them use the folder that the first one proposes.
+
+    A job may start several runs, one after the other. A task that has used a folder, or finds its run ended, takes the
+    next one.
+    """
+    make_folder(parent)
+    for number in range(1, _MAX_RUNS):
+        agreed = _agree(
+            parent / f".job-{_short_hash(job)}-{number}", f"{stem}-{_short_hash(f'{job} {number}')}"
+        )
+        path = parent / agreed
+        make_folder(path)
+        claimed = _create_empty(path / f".claim-{task}")
+        if claimed and "ended" not in read_run_file(path):
+            return RunFolder(path, job, name, job=job)
+    raise OutputFolderError(f"{parent}: too many runs of job {job}; choose a folder with --out")
+
+
+def _agree(path: Path, proposal: str) -> str:
+    """The first text that any process proposed for this file."""
+    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        temporary.write_text(proposal)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        return path.read_text()
+    except OSError as error:
+        raise _unusable(path, f"cannot be written: {_reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _create_empty(path: Path) -> bool:
+    """Create a file; False if it exists."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise _unusable(path.parent, f"cannot be written: {_reason(error)}") from error
+    return True
 
 
 def run_name(command: Sequence[str]) -> str:
@@ -142,27 +168,6 @@ def _script_name(command: Sequence[str]) -> str:
         if option in _MODULE_OPTIONS and module not in _LAUNCHER_MODULES and re.fullmatch(r"[\w.]+", module):
             return module.removesuffix(".__main__").rsplit(".", 1)[-1]
     return PurePath(command[0]).name if command else ""
-
-
-def find_job_id(given: str, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """An id that is the same on all nodes of a job; empty if there is none."""
-    return given or _rendezvous_id(command, environ) or _scheduler_id(environ)
-
-
-def _rendezvous_id(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    for option, value in pairwise([*command, ""]):
-        name, _, attached = option.partition("=")
-        if name in _RENDEZVOUS_OPTIONS and (attached or value) not in _DEFAULT_RENDEZVOUS_IDS:
-            return attached or value
-    named = environ.get(_RENDEZVOUS_VARIABLE, "")
-    return "" if named in _DEFAULT_RENDEZVOUS_IDS else named
-
-
-def _scheduler_id(environ: Mapping[str, str]) -> str:
-    for job, *details in _SCHEDULER_VARIABLES:
-        if environ.get(job):
-            return ".".join([environ[job], *(environ[name] for name in details if environ.get(name))])
-    return ""
 
 
 def _use_folder(path: Path, name: str, job: str, command: Sequence[str]) -> RunFolder:
@@ -218,9 +223,7 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
         "cwd": os.getcwd(),
         "started": _now(),
         "ddpcheck": VERSION,
-        "host": os.uname().nodename,
-        "pid": os.getpid(),
-        "pid_start": process_start(os.getpid()),
+        **(_own_process() if config.own_launcher else {}),
         "config": config.rank_settings(),
     }
     if folder.joined or not _create_file(folder.path / RUN_FILE, record):
@@ -229,9 +232,26 @@ def begin_run(folder: RunFolder, command: Sequence[str], config: Config) -> RunF
     return folder
 
 
+def _own_process() -> dict[str, Any]:
+    """The launcher, by which others recognise whether it still exists."""
+    pid = os.getpid()
+    return {"host": os.uname().nodename, "pid": pid, "pid_start": process_start(pid)}
+
+
+def has_own_launcher(run: Mapping[str, Any]) -> bool:
+    """Whether `ddpcheck run` has started the ranks of the run with this run.json."""
+    settings = run.get("config")
+    return not isinstance(settings, dict) or settings.get("own_launcher") is not False
+
+
+def can_still_grow(folder: Path, run: Mapping[str, Any]) -> bool:
+    """Whether ranks that another program starts may still write into this folder."""
+    return bool(run) and "ended" not in run and not has_own_launcher(run) and _was_modified_recently(folder)
+
+
 def finish_run(
     folder: RunFolder,
-    exit_code: int,
+    exit_code: int | None,
     seconds: float,
     stopped: str = "",
     unwritten: int = 0,
@@ -310,16 +330,6 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", *_RANK_VARIABLES)
-_JOB_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-)
 _MAX_RUNS = 1000
 
 
@@ -328,7 +338,7 @@ def find_job_folder(base: Path, command: Sequence[str], environ: Mapping[str, st
     name = run_name(command[1:] or command)
     parent = base / RUNS_FOLDER
     parent.mkdir(parents=True, exist_ok=True)
-    key = "\n".join(environ.get(variable, "") for variable in _JOB_VARIABLES)
+    key = launch_key(environ)
     if spans_nodes((), environ):
         return _claim(parent, f"job-{_short_hash(key)}-{name}", name, environ)
     pid = os.getppid() if rank(environ) is not None else os.getpid()
@@ -337,15 +347,6 @@ def find_job_folder(base: Path, command: Sequence[str], environ: Mapping[str, st
     path = parent / f"{stamp}-{name}-{_short_hash(f'{key} {pid} {started}')}"
     _make(path)
     return RunFolder(path, path.name, name)
-
-
-def rank(environ: Mapping[str, str]) -> int | None:
-    """The rank that the launcher assigned to this process; None in a process that starts ranks itself."""
-    return _first_number(environ, _RANK_VARIABLES)
-
-
-def local_rank(environ: Mapping[str, str]) -> int:
-    return _first_number(environ, _LOCAL_RANK_VARIABLES) or 0
 
 
 def _claim(parent: Path, stem: str, name: str, environ: Mapping[str, str]) -> RunFolder:
@@ -361,11 +362,8 @@ def _claim(parent: Path, stem: str, name: str, environ: Mapping[str, str]) -> Ru
         if attempt != "0" and next_path.exists():
             continue  # a restart belongs to the latest run
         _make(path)
-        try:
-            os.close(os.open(path / claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            continue
-        return RunFolder(path, path.name, name)
+        if _create_empty(path / claim):
+            return RunFolder(path, path.name, name)
     raise OSError(f"{parent} contains too many runs of {stem}; remove some of them")
 
 
@@ -386,11 +384,3 @@ def _unix_time(ticks: int) -> float:
     except (OSError, StopIteration, ValueError):
         return 0.0
     return boot + ticks // os.sysconf("SC_CLK_TCK")
-
-
-def _first_number(environ: Mapping[str, str], variables: Sequence[str]) -> int | None:
-    for variable in variables:
-        value = environ.get(variable, "")
-        if value.isdigit():
-            return int(value)
-    return None

@@ -15,6 +15,7 @@ import msgspec
 from ddpcheck.analysis.live.tracker import LiveRank, LiveState, LiveTracker
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.launcher.process.process_table import process_start
+from ddpcheck.launcher.run_folder import can_still_grow, has_own_launcher
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, is_run_folder, read_run_file
 from ddpcheck.records.registry import RANK_FILES
 
@@ -44,7 +45,9 @@ class RunFollower:
         description = read_run_file(self._path)
         self.run.poll()
         state = self._tracker.state(time.time())
-        ended = "ended" in description or (not description and _all_ranks_ended(state))
+        ended = "ended" in description or (
+            not (description and has_own_launcher(description)) and _all_ranks_ended(state)
+        )
         seconds = description.get("seconds")
         if ended and isinstance(seconds, int | float):
             state = replace(state, seconds=float(seconds))
@@ -62,7 +65,7 @@ def launcher_has_ended(description: dict[str, Any]) -> bool:
 
 
 def _all_ranks_ended(state: LiveState) -> bool:
-    """Without a launcher (`import ddpcheck.auto`), the end of all ranks is the end of the run."""
+    """Without a launcher of ours (`ddpcheck env`, `ddpcheck.auto`), the end of all ranks is the end of the run."""
     complete = len(state.ranks) >= state.world_size > 0
     return complete and all(rank.status != "running" for rank in state.ranks)
 
@@ -156,6 +159,8 @@ def _state_without_report(path: Path, description: dict[str, Any], damaged: bool
         return "unreported" if any(path.glob(RANK_FILES)) else "foreign"
     if "ended" in description:
         return "unreported"
+    if not has_own_launcher(description):
+        return "running" if can_still_grow(path, description) else "unreported"
     return "unfinished" if launcher_has_ended(description) else "running"
 
 

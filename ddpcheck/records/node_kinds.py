@@ -107,6 +107,14 @@ class OrphanRecord(NodeRecord, frozen=True):
     """The launcher ended processes that the job had left behind."""
 
 
+@node_record("unwatched")
+class UnwatchedRecord(NodeRecord, frozen=True):
+    """A process of the job uses torch and is not watched, or starts processes elsewhere. `why`: see `Unwatched`."""
+
+    why: str
+    name: str = ""
+
+
 class HangState(msgspec.Struct, frozen=True):
     """The state of one rank in a hang."""
 

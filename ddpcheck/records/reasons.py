@@ -150,3 +150,16 @@ def is_stored_as(text: str, member: Enum) -> bool:
         return type(member)(text) is member
     except ValueError:
         return False
+
+
+class Unwatched(str, Enum):
+    """Why a process of the job that uses torch is not watched, as its launcher sees it."""
+
+    ENVIRONMENT = "environment"
+    OPTIONS = "options"
+    # A container or another root: ddpcheck, or the run folder, does not exist in it.
+    NOT_INSTALLED = "not_installed"
+    NO_FOLDER = "no_folder"
+    # Programs that start processes elsewhere.
+    CONTAINER = "container"
+    REMOTE = "remote"

@@ -266,9 +266,7 @@ class RunBuilder:
         samples = b"".join(bytes((len(first.get(n, b"")),)) + first.get(n, b"") for n in NAMES)
         self.add(
             rank,
-            DetailRecord(
-                0, stage, step, of, 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()
-            ),
+            DetailRecord(0, stage, step, of, 0, packed(leaves, 8), 8, base64.b64encode(samples).decode()),
         )
         return self
 

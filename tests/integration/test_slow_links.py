@@ -30,8 +30,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def train(lab: Lab, out: object, steps: int, port: int) -> list[Ended]:
+    nodes = len(lab.hosts)
+
     def launch(number: int, host: Host) -> list[object]:
-        job = prepared(JOBS / "nodes.py", "--nnodes", 3, "--node-rank", number, "--pace", 0.03)
+        job = prepared(JOBS / "nodes.py", "--nnodes", nodes, "--node-rank", number, "--pace", 0.03)
         watch = ["--out", out, "--sample-hz", 5, "--fail-on", "never"]
         return [BIN / "ddpcheck", "run", *watch, "--", *job, "--steps", steps]
 
@@ -39,7 +41,7 @@ def train(lab: Lab, out: object, steps: int, port: int) -> list[Ended]:
         return environment(MASTER_ADDR="node0", MASTER_PORT=str(port))
 
     ended = lab.run_all(launch, env=env)
-    assert [one.status for one in ended] == [0, 0, 0], "\n".join(map(str, ended))
+    assert [one.status for one in ended] == [0] * nodes, "\n".join(map(str, ended))
     return ended
 
 
@@ -85,3 +87,22 @@ def test_a_slow_link_is_found_in_the_merged_run(lab: Lab, tmp_path: Path) -> Non
     assert evidence["factor"] > 2
     # 11 Mbit take 0.22 s on the slow link and 0.06 s on the others.
     assert evidence["cost_ms"] == pytest.approx(170, rel=0.35)
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    """With healthy links, the report names them as the cost; a slow direction differs from the other one."""
+    with make_lab(2, tmp_path / "hosts") as pair:
+        for host in pair.hosts:
+            host.limit_link(USUAL)
+        train(pair, tmp_path / "healthy", steps=40, port=29733)
+        pair[1].limit_sending(SLOW)
+        train(pair, tmp_path / "slow", steps=40, port=29734)
+    [note] = [one for one in slow_findings(report_in(tmp_path / "healthy")) if one["code"] == "DDP403"]
+    assert note["severity"] == "note"
+    # 1 MiB takes 42 ms at 200 Mbit/s.
+    assert note["evidence"]["bytes_a_step"] == pytest.approx(2**20, rel=0.15)
+    assert note["evidence"]["busy_ms"] > 40
+    steps = [note["evidence"]["step_ms"], *note["evidence"]["expected_ms"].values()]
+    assert steps == sorted(steps, reverse=True)
+    [finding] = [one for one in slow_findings(report_in(tmp_path / "slow")) if one["code"] == "DDP403"]
+    assert (finding["severity"], finding["evidence"]["nodes"]) == ("warning", ["node1", "node0"])

@@ -243,7 +243,19 @@ def graphed(job: Job) -> DDP:
 
 CASES: dict[str, Callable[[Job], DDP]] = {
     case.__name__: case
-    for case in (plain, views, user_stream, other_device, delayed, accumulated, mixed, late, scattered, captured, graphed)
+    for case in (
+        plain,
+        views,
+        user_stream,
+        other_device,
+        delayed,
+        accumulated,
+        mixed,
+        late,
+        scattered,
+        captured,
+        graphed,
+    )
 }
 
 

@@ -94,7 +94,9 @@ REMOVED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": nullcontext,
     "the side stream waits for the job": _patched(DeviceApi, "side_stream", _unordered),
     "memory is kept for the side stream": _no_record_stream,
-    "the copy is on the side stream": _patched(DeviceApi, "on_stream", lambda self, stream, on: nullcontext()),
+    "the copy is on the side stream": _patched(
+        DeviceApi, "on_stream", lambda self, stream, on: nullcontext()
+    ),
     "the event follows the copy": _patched(DeviceApi, "event", lambda self, timing=False: EarlyEvent()),
     "results are read after the event": _patched(
         DeviceApi, "event", lambda self, timing=False: UnawaitedEvent()

@@ -44,6 +44,10 @@ class Trial:
     slow: float = 0.0
     way: str = "both"
     late: float = 0.0
+    # Mbit/s of every other link.
+    usual: float = USUAL
+    # Whether the report has to note that the links limit the job.
+    bound: bool = False
     # How often to run it.
     times: int = 3
     width: int = 512
@@ -53,24 +57,30 @@ class Trial:
     @property
     def name(self) -> str:
         fault = f"slow{self.slow:g}{'' if self.way == 'both' else ' ' + self.way}" if self.slow else "healthy"
-        return f"{self.hosts}x{self.per_node} {f'late{1000 * self.late:g}' if self.late else fault}"
+        rate = "" if self.usual == USUAL else f" at{self.usual:g}"
+        return f"{self.hosts}x{self.per_node} {f'late{1000 * self.late:g}' if self.late else fault}{rate}"
+
+    @property
+    def faulty(self) -> int:
+        return min(FAULTY, self.hosts - 1)
 
     @property
     def steps(self) -> int:
         """As many steps as take about `seconds`."""
         ranks = self.hosts * self.per_node
         megabits = 4 * self.width**2 * 2 * (ranks - 1) / ranks * 8e-6
-        return max(30, round(self.seconds / (megabits / (self.slow or USUAL) + self.pace + self.late)))
+        return max(30, round(self.seconds / (megabits / (self.slow or self.usual) + self.pace + self.late)))
 
     @property
     def should(self) -> list[str]:
-        """The expected codes. With two hosts, the slow link cannot be attributed to one of them."""
-        return ["DDP402"] if self.late else ["DDP403"] if self.slow and self.hosts > 2 else []
+        """The expected codes. Of two hosts, a link that is slow in both directions has nothing to be compared with."""
+        comparable = self.hosts > 2 or self.way != "both"
+        return ["DDP402"] if self.late else ["DDP403"] if self.slow and comparable else []
 
     def limit(self, lab: Lab) -> None:
         for host in lab.hosts:
-            host.limit_link(USUAL)
-        faulty = lab[min(FAULTY, self.hosts - 1)]
+            host.limit_link(self.usual)
+        faulty = lab[self.faulty]
         if self.slow and self.way in ("both", "sending"):
             faulty.limit_sending(self.slow)
         if self.slow and self.way in ("both", "receiving"):
@@ -85,8 +95,14 @@ TRIALS = (
     Trial(4, slow=50.0, way="receiving", times=2),
     Trial(3, per_node=2, slow=50.0, times=2),
     Trial(3, per_node=2, times=2),
-    Trial(2, slow=50.0, times=2),
-    Trial(2, times=2),
+    Trial(2, slow=50.0, times=2, bound=True),
+    Trial(2, times=2, bound=True),
+    Trial(2, slow=50.0, way="sending", times=2),
+    Trial(2, slow=50.0, way="receiving", times=2),
+    Trial(2, late=0.1, times=2),
+    Trial(2, usual=1000.0, width=2048, times=2, bound=True),
+    Trial(2, usual=2500.0, width=2048, times=2),
+    Trial(2, usual=10_000.0, width=2048, times=2),
 )
 
 
@@ -118,7 +134,7 @@ def _train(trial: Trial, lab: Lab, folder: Path, port: int) -> None:
     def launch(number: int, host: Host) -> list[object]:
         job = [BIN / "python", JOBS / "nodes.py", "--nnodes", trial.hosts, "--node-rank", number]
         job += ["--per-node", trial.per_node, "--width", trial.width, "--steps", trial.steps]
-        job += ["--pace", trial.pace, "--late-node", FAULTY, "--late", trial.late]
+        job += ["--pace", trial.pace, "--late-node", trial.faulty, "--late", trial.late]
         watch = ["--quiet", "--out", folder / "run", "--run-id", "trial"]
         return [BIN / "ddpcheck", "run", *watch, "--", *job]
 
@@ -134,20 +150,29 @@ def _found(report: Report) -> list[Finding]:
     return [one for one in report.findings if one.code in WATCHED and one.severity.value != "note"]
 
 
+def _bound(report: Report) -> list[Finding]:
+    """The note that the links limit the job."""
+    notes = [one for one in report.findings if one.code == "DDP403" and one.severity.value == "note"]
+    return [one for one in notes if "expected_ms" in one.evidence]
+
+
 def _is_right(trial: Trial, report: Report) -> bool:
     results = _found(report)
+    if trial.bound and not _bound(report):
+        return False
     if [one.code for one in results] != trial.should:
         return False
     if trial.should == ["DDP402"]:
-        return results[0].ranks == (FAULTY,)
+        return results[0].ranks == (trial.faulty,)
     # With a limit in one direction, both ends may be reported.
     most = 1 if trial.way == "both" else 2
     named = [one.evidence["nodes"] for one in results]
-    return all(f"node{FAULTY}" in nodes and len(nodes) <= most for nodes in named)
+    return all(f"node{trial.faulty}" in nodes and len(nodes) <= most for nodes in named)
 
 
 def _line(trial: Trial, report: Report) -> str:
     output = "; ".join(f"{one.code} {one.message}" for one in _found(report)) or "nothing"
+    output += "".join(f"; {one.message}" for one in _bound(report))
     return f"step {_step(report):.0f} ms; {output}{'' if _is_right(trial, report) else '  WRONG'}"
 
 

@@ -112,10 +112,13 @@ def test_fault_is_recorded_and_the_import_succeeds(fake_torch: Path, tmp_path: P
     assert record["error"].split(":")[0] in {"RuntimeError", "SystemExit", "ModuleNotFoundError"}
 
 
-def test_fault_without_a_run_folder_is_ignored(fake_torch: Path) -> None:
+def test_fault_without_a_run_folder_is_one_line(fake_torch: Path) -> None:
     config = json.dumps({"run_dir": "/no/such/folder", "run_id": "x"})
     code = "arm(); import torch.nn.parallel.distributed"
-    lines(run(fake_torch, code, "raise RuntimeError", DDPCHECK_CONFIG=config))
+    done = run(fake_torch, code, "raise RuntimeError", DDPCHECK_CONFIG=config)
+    assert done.returncode == 0
+    [line] = done.stderr.splitlines()
+    assert "-v /no/such/folder:/no/such/folder" in line
 
 
 def auto(cwd: Path, **environ: str) -> subprocess.Popen[str]:

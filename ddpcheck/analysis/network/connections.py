@@ -11,6 +11,7 @@ from typing import Any
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.traffic import node_key, nodes_of_ranks
+from ddpcheck.analysis.network.link_bound import Card
 from ddpcheck.analysis.network.model import NodeLink, RouteCounters, SlowLink, cost_of
 from ddpcheck.analysis.network.slow_link import PortUse, SlowPort, carrying, ports_of, slow_link, slow_port
 from ddpcheck.analysis.timing.model import TimeTable
@@ -28,6 +29,8 @@ class NodeLinks:
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     slow: SlowLink | None = None
     slow_port: SlowPort | None = None
+    # By address.
+    cards: Mapping[str, Card] = field(default_factory=dict)
 
 
 def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
@@ -48,7 +51,7 @@ def links_of(attempt: Attempt, nodes: Sequence[NodeSamples]) -> NodeLinks:
     links = tuple(_links(with_ranks, steps_at))
     ports = tuple(ports_of(with_ranks))
     ranks_by_node = {name: tuple(numbers) for name, numbers in ranks.items()}
-    return NodeLinks(links, ports, ranks_by_node, slow_link(links), slow_port(ports))
+    return NodeLinks(links, ports, ranks_by_node, slow_link(links), slow_port(ports), _cards(with_ranks))
 
 
 def _names(nodes: Sequence[NodeSamples]) -> dict[str, str]:
@@ -57,6 +60,16 @@ def _names(nodes: Sequence[NodeSamples]) -> dict[str, str]:
     return {
         node_key(node): node.host if counts[node.host] == 1 else f"{node.host} ({_first_address(node)})"
         for node in nodes
+    }
+
+
+def _cards(nodes: Mapping[str, NodeSamples]) -> dict[str, Card]:
+    return {
+        address.partition("/")[0]: Card(name, interface.speed)
+        for node in nodes.values()
+        for name, interface in node.facts.interfaces.items()
+        for address in interface.addresses
+        if not interface.loopback
     }
 
 

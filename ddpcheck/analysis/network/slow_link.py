@@ -14,6 +14,7 @@ LEAST_BYTES = 8 << 20
 # Relative to the link with the most bytes: less is control traffic, not gradients.
 LEAST_OF_THE_MOST = 0.1
 LEAST_BUSY_SECONDS = 0.5
+LEAST_FACTOR_OF_A_DIRECTION = 2.0
 # A link that is slower than all others by this factor …
 LEAST_FACTOR = 1.5
 # … and was busy for this share of the time.
@@ -27,6 +28,8 @@ LEAST_FACTOR_OF_AN_INTERVAL = 1.25
 def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
     """None if no link is an outlier, or there is nothing to compare with."""
     used = carrying(links)
+    if len(used) == 2:
+        return _slow_direction(*used)
     if len(used) < 3:
         return None
     # The slowest link is part of whatever is slow.
@@ -41,6 +44,16 @@ def slow_link(links: Iterable[NodeLink]) -> SlowLink | None:
     slow = [candidate for candidate in candidates if candidate is not None]
     # Prefer the explanation that covers the most links; candidates are ordered from the widest.
     return max(slow, key=lambda one: (len(one.links), one.factor), default=None)
+
+
+def _slow_direction(one: NodeLink, other: NodeLink) -> SlowLink | None:
+    """Of two nodes: each direction can be compared with the other one only, so it takes a larger difference."""
+    slow, usual = sorted((one, other), key=lambda link: link.bandwidth)
+    if slow.ends != usual.ends[::-1] or slow.busy_seconds < LEAST_BUSY_SECONDS:
+        return None
+    if slow.bandwidth * LEAST_FACTOR_OF_A_DIRECTION > usual.bandwidth:
+        return None
+    return _candidate(slow.ends, [slow], [usual])
 
 
 def carrying(links: Iterable[NodeLink]) -> list[NodeLink]:

@@ -201,6 +201,17 @@ def wait_for_report(folder: Path, seconds: float) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def wait_for_reporter(folder: Path) -> None:
+    """Wait until the node that reports has shown its report and written its files.
+
+    If this task failed now, mpirun or `srun --kill-on-bad-exit` would end the one that reports in the middle.
+    """
+    path, heartbeat = folder / HEARTBEAT_FILE, ReporterHeartbeat(folder)
+    while not _wait(lambda: not path.exists(), 2 * HEARTBEAT_SECONDS):
+        if not heartbeat.has_changed():
+            return
+
+
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():

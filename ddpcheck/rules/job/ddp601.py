@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import ddpcheck
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import RankStatus
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.reasons import Unwatched
 from ddpcheck.rules.rule import Rule
 
 RULE = Rule(
@@ -44,8 +48,64 @@ def find(context: RuleContext) -> list[Finding]:
     ]
 
 
+# What the launcher has seen of processes that were not watched, the most definite first.
+_SEEN = {
+    Unwatched.OPTIONS: (
+        "the job's Python runs with -S, -I or -E and ignores injected code",
+        "Remove the option, or add 'import ddpcheck.auto' at the top of the script.",
+    ),
+    Unwatched.NOT_INSTALLED: (
+        "the ranks run in a container or under another root, in which ddpcheck does not exist at its path",
+        "Mount the folder of this installation and the run folder at the same paths: {mounts}",
+    ),
+    Unwatched.NO_FOLDER: (
+        "the ranks run in a container or under another root, in which the run folder does not exist",
+        "Mount the run folder at the same path: {mounts}",
+    ),
+    Unwatched.ENVIRONMENT: (
+        "the ranks were started with an environment without ddpcheck's variables, as by `srun --export=NONE`, `sudo` "
+        "or `env -i`",
+        "Pass PYTHONPATH and DDPCHECK_CONFIG on (`ddpcheck env` prints such variables), or put 'ddpcheck run --' "
+        "behind the program that resets the environment.",
+    ),
+    Unwatched.CONTAINER: (
+        "{name} starts the ranks in a container, which gets no variable, no file and no folder by itself",
+        "Put 'ddpcheck run --' inside the container, before the launcher of the ranks. Or pass variables and folders: "
+        "-e PYTHONPATH -e DDPCHECK_CONFIG {mounts}",
+    ),
+    Unwatched.REMOTE: (
+        "{name} starts the ranks elsewhere: they did not get ddpcheck's variables, or cannot write to the run folder",
+        "Put 'ddpcheck run --' behind {name}, on the nodes, or put the run folder on shared storage with --out. For "
+        "workers that exist already, see `ddpcheck env`.",
+    ),
+}
+
+
+def _seen(context: RuleContext) -> tuple[str, str] | None:
+    """Cause and fix by what the launcher has seen."""
+    unwatched = context.notes.unwatched
+    why = next((each for each in _SEEN if each.value in unwatched), None)
+    if why is None:
+        return None
+    folders = [str(context.folder)]
+    if why is not Unwatched.NO_FOLDER:
+        folders.insert(0, str(Path(ddpcheck.__file__).parent))
+    mounts = " ".join(f"-v {folder}:{folder}" for folder in folders)
+    cause, fix = (text.format(name=unwatched[why.value], mounts=mounts) for text in _SEEN[why])
+    return cause, fix
+
+
 def _no_rank(context: RuleContext) -> Finding:
     failed = context.exit_code not in (None, 0)
+    seen = _seen(context)
+    if seen is not None and not failed:
+        return context.finding(
+            RULE,
+            "No process of the command wrote a record, so there was nothing to check.",
+            evidence={"exit_code": context.exit_code, "unwatched": dict(context.notes.unwatched)},
+            cause=seen[0],
+            fix=seen[1],
+        )
     ending = f" The command itself failed (exit status {context.exit_code})." if failed else ""
     return context.finding(
         RULE,

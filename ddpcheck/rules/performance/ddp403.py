@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.network.link_bound import LinkBound, link_bound
 from ddpcheck.analysis.network.model import Cost, NodeLink, SlowLink, cost_of
 from ddpcheck.analysis.network.slow_link import SlowPort
 from ddpcheck.formatting import megabits_text
@@ -36,6 +37,15 @@ _FIX = (
     "Compare speed, duplex, MTU and errors of the card with those of the other nodes (ethtool, ip -s link), then the "
     "cable and the switch port, and look for other traffic. `ddpcheck links` measures every link separately."
 )
+_BOUND_FIX = (
+    "Move fewer bytes per step: accumulate gradients under no_sync, reduce in bf16 (bf16_compress_hook), or shard so "
+    "that most traffic stays inside a node. Or use a faster network."
+)
+_BELOW_FIX = (
+    "Measure the link without the job (`ddpcheck links`), check which interface the backend uses (GLOO_SOCKET_IFNAME, "
+    "NCCL_SOCKET_IFNAME), and with NCCL use several connections (NCCL_NSOCKS_PERTHREAD, NCCL_SOCKET_NTHREADS). Then "
+    "move fewer bytes per step."
+)
 _PORT_CAUSES = {
     "rate": "the port runs below its rate: a bad cable or connector, fewer lanes, or a lower rate set at the switch",
     "errors": "a bad cable or connector: damaged packets are retransmitted",
@@ -54,7 +64,74 @@ def find(context: RuleContext) -> list[Finding]:
         findings.append(_slow_link(context, context.links.slow, cost_of(context.links.slow, context.time)))
     if context.links.slow_port is not None:
         findings.append(_slow_port(context, context.links.slow_port))
+    if not findings:
+        bound = link_bound(context.links.links, context.links.cards, context.time)
+        findings += [] if bound is None else [_bound(context, bound)]
     return findings
+
+
+def _bound(context: RuleContext, bound: LinkBound) -> Finding:
+    """No link is slower than the others, and still the way between the nodes is what a step waits for."""
+    link = bound.link
+    return context.finding(
+        RULE,
+        f"Communication-bound: the AllReduce moves {bound.bytes_a_step / 1e6:.1f} MB per step from {link.source} to "
+        f"{link.target}{_over(bound)} at {megabits_text(link.bandwidth)}{_of_the_rate(bound)}. A step takes "
+        f"{bound.step_us / 1000:.1f} ms, {bound.factor:.2g} times as long as without these transfers."
+        + _expectation(bound),
+        severity=Severity.NOTE,
+        stage="backward",
+        ranks=_ranks(context, link.ends),
+        evidence={
+            "nodes": list(link.ends),
+            "interface": None if bound.card is None else bound.card.name,
+            "card_megabits": None if bound.card is None else bound.card.speed,
+            "megabits": round(link.bandwidth * 8e-6, 1),
+            "bytes_a_step": round(bound.bytes_a_step),
+            "busy_ms": round(bound.busy_us / 1000, 3),
+            "exposed_ms": round(bound.exposed_us / 1000, 3),
+            "step_ms": round(bound.step_us / 1000, 3),
+            "factor": round(bound.factor, 2),
+            "expected_ms": {f"{rate:g}": round(us / 1000, 3) for rate, us in bound.expected_us.items()},
+            "sent_again": link.retransmits,
+        },
+        cause=_bound_cause(bound),
+        fix=_BOUND_FIX if bound.at_its_rate else _BELOW_FIX,
+    )
+
+
+def _over(bound: LinkBound) -> str:
+    return "" if bound.card is None else f" over {bound.card.name}"
+
+
+def _of_the_rate(bound: LinkBound) -> str:
+    if bound.card is None or bound.card.speed is None or bound.of_the_rate is None:
+        return ""
+    return f", {bound.of_the_rate:.2g} of its {bound.card.speed / 1000:g} Gbit/s"
+
+
+def _expectation(bound: LinkBound) -> str:
+    steps = [f"{us / 1000:.1f} ms at {rate:g} Gbit/s" for rate, us in bound.expected_us.items()]
+    return f" Expected: {', '.join(steps)}." if steps else ""
+
+
+def _bound_cause(bound: LinkBound) -> str:
+    causes = []
+    if bound.fallen is not None:
+        first, last = (megabits_text(rate) for rate in bound.fallen)
+        causes.append(f"the throughput fell from {first} to {last} during the run: other traffic, or a limit")
+    if bound.loses_packets:
+        causes.append(f"packets are lost on the way: {bound.link.retransmits} were sent again")
+    if bound.at_its_rate:
+        causes.append(
+            "the rate of the card: no link is faulty, and the gradients do not fit through it in time"
+        )
+    elif bound.of_the_rate is not None and not causes:
+        causes.append(
+            "a part of the route is slower than the card, other traffic uses it, or one processor core per "
+            "connection cannot send faster"
+        )
+    return "; ".join(causes) or "the rate of the link, which the interface does not state"
 
 
 def _slow_link(context: RuleContext, slow: SlowLink, cost: Cost | None) -> Finding:

@@ -26,7 +26,9 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)
+        )
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 4)
 

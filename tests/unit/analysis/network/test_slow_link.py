@@ -92,7 +92,12 @@ def test_a_short_burst_is_not_a_slow_link() -> None:
 
 def test_nothing_to_compare_with() -> None:
     assert slow_link([]) is None
-    assert slow_link([link(0, 1, 10, 1.0), link(1, 0, 800, 0.1)]) is None
+    # Two directions of the same link are compared, those of different nodes are not.
+    slow = slow_link([link(0, 1, 10, 1.0), link(1, 0, 800, 0.1)])
+    assert slow is not None
+    assert slow.nodes == ("n0", "n1")
+    assert slow_link([link(0, 1, 10, 1.0), link(1, 2, 800, 0.1)]) is None
+    assert slow_link([link(0, 1, 500, 1.0), link(1, 0, 800, 0.6)]) is None
 
 
 def test_small_traffic_is_inconclusive() -> None:

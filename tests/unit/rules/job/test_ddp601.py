@@ -41,3 +41,37 @@ def test_one_rank_is_missing(tmp_path: Path, world_size: int) -> None:
 
 def test_all_reported(tmp_path: Path) -> None:
     assert RunBuilder(tmp_path, 4).wrap().end().findings("DDP601") == []
+
+
+def seen(folder: Path, *reasons: tuple[str, str]) -> RunBuilder:
+    build = without_ranks(folder, 0)
+    build.notes += [{"kind": "unwatched", "time": 1.0, "why": why, "name": name} for why, name in reasons]
+    return build
+
+
+@pytest.mark.parametrize(
+    ("why", "cause", "fix"),
+    [
+        ("environment", "--export=NONE", "DDPCHECK_CONFIG"),
+        ("options", "-S, -I or -E", "import ddpcheck.auto"),
+        ("not_installed", "ddpcheck does not exist", "-v "),
+        ("no_folder", "run folder does not exist", "-v "),
+        ("container", "podman starts", "-e PYTHONPATH -e DDPCHECK_CONFIG -v "),
+        ("remote", "podman starts", "behind podman"),
+    ],
+)
+def test_the_cause_is_what_the_launcher_saw(tmp_path: Path, why: str, cause: str, fix: str) -> None:
+    (finding,) = seen(tmp_path, (why, "podman")).findings()
+    assert (finding.code, finding.evidence["unwatched"]) == ("DDP601", {why: "podman"})
+    assert cause in finding.cause
+    assert fix in finding.fix
+
+
+def test_what_a_process_of_torch_shows_counts_more_than_a_program_between(tmp_path: Path) -> None:
+    (finding,) = seen(tmp_path, ("remote", "srun"), ("environment", "python")).findings()
+    assert "--export=NONE" in finding.cause
+
+
+def test_reasons_of_later_versions_are_ignored(tmp_path: Path) -> None:
+    (finding,) = seen(tmp_path, ("moon", "x")).findings()
+    assert "-S, -I or -E" in finding.cause

@@ -55,6 +55,11 @@ def report_of(job: Cluster) -> Report:
     return analyse_run(job.folder)
 
 
+def slow_findings_of(job: Cluster) -> list[Finding]:
+    """Without the note on healthy links that limit the job."""
+    return [finding for finding in findings_of(job) if finding.severity.value != "note"]
+
+
 def findings_of(job: Cluster) -> list[Finding]:
     return [finding for finding in report_of(job).findings if finding.code == "DDP403"]
 
@@ -94,12 +99,78 @@ def test_without_clocks_the_cost_is_not_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_equal_links_raise_nothing(tmp_path: Path, count: int) -> None:
-    assert findings_of(cluster(tmp_path, count, {})) == []
+    assert slow_findings_of(cluster(tmp_path, count, {})) == []
 
 
-def test_two_nodes_raise_nothing(tmp_path: Path) -> None:
-    """Both directions of one link: there is nothing to compare with."""
-    assert findings_of(cluster(tmp_path, 2, {(0, 1): 100.0})) == []
+def test_of_two_nodes_one_direction_is_compared_with_the_other(tmp_path: Path) -> None:
+    [finding] = findings_of(cluster(tmp_path / "a", 2, {(0, 1): 100.0}))
+    assert (finding.severity.value, finding.evidence["nodes"]) == ("warning", ["node0", "node1"])
+    # Less than twice as fast: the directions may differ by chance.
+    assert slow_findings_of(cluster(tmp_path / "b", 2, {(0, 1): 0.6 * USUAL})) == []
+    # Both directions are slow: nothing says that they should be faster.
+    assert slow_findings_of(cluster(tmp_path / "c", 2, {(0, 1): 100.0, (1, 0): 100.0})) == []
+
+
+def bound_of(folder: Path, speed: int | None, **options: Any) -> Finding:
+    """Two nodes with healthy links, which are busy for half of each step of one second."""
+    job = cluster(folder, 2, {}, **options)
+    for interfaces in job.nodes:
+        interfaces[0].speed = speed
+    [finding] = findings_of(job)
+    return finding
+
+
+def test_healthy_links_that_limit_the_job(tmp_path: Path) -> None:
+    finding = bound_of(tmp_path, 1000)
+    assert (finding.severity.value, finding.ranks) == ("note", (0, 1))
+    evidence = finding.evidence
+    assert (evidence["interface"], evidence["card_megabits"]) == ("eth0", 1000)
+    assert evidence["megabits"] == pytest.approx(USUAL, rel=0.01)
+    assert evidence["bytes_a_step"] == pytest.approx(0.5 * USUAL * 125_000, rel=0.01)
+    # Half a second of a step of one second.
+    assert evidence["busy_ms"] == pytest.approx(500, rel=0.02)
+    assert evidence["factor"] == pytest.approx(2.0, rel=0.02)
+    # The same share of a faster card: 400 Mbit take 20 ms at 0.8 of 25 Gbit/s.
+    assert evidence["expected_ms"] == {
+        "2.5": pytest.approx(700, rel=0.02),
+        "10": pytest.approx(550, rel=0.02),
+        "25": pytest.approx(520, rel=0.02),
+    }
+    assert "0.8 of its 1 Gbit/s" in finding.message
+
+
+def test_a_link_far_below_the_rate_of_its_card(tmp_path: Path) -> None:
+    finding = bound_of(tmp_path, 10_000)
+    assert "0.08 of its 10 Gbit/s" in finding.message
+    assert "slower than the card" in finding.cause
+    assert list(finding.evidence["expected_ms"]) == ["25", "100", "400"]
+
+
+def test_a_card_that_does_not_state_its_rate(tmp_path: Path) -> None:
+    finding = bound_of(tmp_path, None)
+    assert (finding.evidence["interface"], finding.evidence["card_megabits"]) == ("eth0", None)
+    assert finding.evidence["expected_ms"]["10"] < finding.evidence["expected_ms"]["2.5"] < 1000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Ranks hardly wait: the backward hides the transfers, or they wait for a slow host.
+        {"wait": 150_000},
+        # No step was timed.
+        {"wait": 0},
+        # Too few steps.
+        {"steps": 8},
+    ],
+)
+def test_links_that_do_not_limit_the_job(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert findings_of(cluster(tmp_path, 2, {}, **options)) == []
+
+
+def test_waits_that_the_transfers_do_not_explain(tmp_path: Path) -> None:
+    """Ranks wait for 600 ms of a step, and the link is busy for 200 ms."""
+    sends = {0: {address(1): (USUAL, 0.2)}, 1: {address(0): (USUAL, 0.2)}}
+    assert findings_of(cluster(tmp_path, 2, {}, sends=sends)) == []
 
 
 def test_traffic_to_other_hosts_does_not_count(tmp_path: Path) -> None:
@@ -107,7 +178,7 @@ def test_traffic_to_other_hosts_does_not_count(tmp_path: Path) -> None:
     sends = ring(4, {})
     sends[1]["192.0.2.9"] = (20.0, 0.9)
     report = report_of(cluster(tmp_path, 4, {}, sends=sends))
-    assert [finding.code for finding in report.findings if finding.code == "DDP403"] == []
+    assert [one for one in report.findings if one.code == "DDP403" and one.severity.value != "note"] == []
     assert {link["target"] for link in report.links["links"]} == {f"node{node}" for node in range(4)}
 
 

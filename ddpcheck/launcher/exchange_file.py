@@ -1,0 +1,59 @@
+"""The shared-memory file of this node's ranks: created for one run, removed with it or by a later run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpcheck.agent.shm_exchange import create_exchange
+
+FOLDERS = ("/dev/shm", tempfile.gettempdir())
+_PREFIX = "ddpcheck-run-"
+_LOCKED_AFTER_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def exchange_file() -> Iterator[Path | None]:
+    """The shared-memory file of this node's ranks, accessible to this user only; None if none can be created.
+
+    Never in the run folder: on a network file system, an access to a shared mapping can kill the process.
+    """
+    path: Path | None = None
+    lock: int | None = None
+    for folder in FOLDERS:
+        _remove_abandoned(Path(folder))
+        candidate = Path(folder) / f"{_PREFIX}{os.getuid()}-{uuid.uuid4().hex[:12]}"
+        with contextlib.suppress(OSError):
+            create_exchange(candidate)
+            path = candidate
+            # Held until this process ends, however it ends. Its children do not inherit it.
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            break
+    try:
+        yield path
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the files of launchers that were killed. A lock shows that the launcher exists, in any container."""
+    for path in folder.glob(f"{_PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                # One that was created just now may not be locked yet.
+                if time.time() - os.fstat(descriptor).st_ctime > _LOCKED_AFTER_SECONDS:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
