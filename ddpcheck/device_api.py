@@ -70,9 +70,11 @@ class DeviceApi:
         """`stream` and `device`, to which it belongs, are current inside."""
         # The device first: to leave the stream of another device makes the previous device current for good. In a
         # process that has not used that one, this opens a context there, which takes hundreds of megabytes.
-        with self.guard(device):
-            with self._module.stream(stream) if hasattr(self._module, "stream") else _GenericStream(stream):
-                yield
+        with (
+            self.guard(device),
+            self._module.stream(stream) if hasattr(self._module, "stream") else _GenericStream(stream),
+        ):
+            yield
 
     def stream_id(self, stream: Any) -> int:
         """Distinguishes the streams of one device."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -123,10 +125,7 @@ def _identities(gradients: Sequence[torch.Tensor | None]) -> list[tuple[int, int
 
 def _all_none(gradients: Sequence[torch.Tensor | None]) -> bool:
     # Not `count`, which compares tensors.
-    for gradient in gradients:
-        if gradient is not None:
-            return False
-    return True
+    return all(map(operator.is_, gradients, itertools.repeat(None)))
 
 
 def _start(

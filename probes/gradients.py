@@ -434,8 +434,10 @@ class GradientProbe(Probe):
         applied, nonfinite = self._scan_applied(scanner, gradients, owned, backward, moved)
         self._windows[optimizer.index, tracked.index] = outcome = _outcome_of(window)
         record = _window_record(optimizer, tracked, outcome, moved)
-        live = self.context.node_compare is not None and tracked.compared_live and not tracked.uses_local_sgd
-        samples = scanner.samples(gradients, FIRST, 0)[0] if live else b""
+        compare = self.context.node_compare
+        if not tracked.compared_live or tracked.uses_local_sgd:
+            compare = None
+        samples = scanner.samples(gradients, FIRST, 0)[0] if compare is not None else b""
         snapshot_key = SnapshotKey(
             tracked, Stage.APPLIED, TensorKind.GRADIENTS, optimizer.steps, optimizer.index
         )
@@ -447,18 +449,18 @@ class GradientProbe(Probe):
             counts = nonfinite.nonfinite() if nonfinite is not None else {}
             applied_nonfinite = {str(index): count for index, count in counts.items() if owned[index]}
             self.context.write_later(lambda: replace(record, root=root.hex(), nonfinite=applied_nonfinite))
-            if live and self.context.node_compare is not None:
+            if compare is not None:
                 current = generation == self._generation
                 key_hash = snapshot_key.hash(self.context.session)
                 snapshot = Snapshot(snapshot_key, key_hash, root, leaves, samples, current=current)
                 if current:
                     self._snapshots[tracked.index] = snapshot
-                self.context.node_compare.publish(snapshot)
+                compare.publish(snapshot)
 
         self._defer(
             DeferredRecord(lambda: applied.ready() and (nonfinite is None or nonfinite.ready()), write)
         )
-        if live and self.context.node_compare.needs_values(tracked.index, TensorKind.GRADIENTS):
+        if compare is not None and compare.needs_values(tracked.index, TensorKind.GRADIENTS):
             # On a device, digests arrive when the values are gone: wait once, so that values of this step are dumped.
             self._drain(wait=True)
 

@@ -1,6 +1,6 @@
 """Recognises modules outside of DDP whose values come from a DDP module: copies of it, and moving averages.
 
-A few elements of both are kept for some steps. They are compared on the host, at once only where they are there already.
+A few elements of both are kept for some steps. They are compared on the host, at once only if they are there already.
 """
 
 from __future__ import annotations

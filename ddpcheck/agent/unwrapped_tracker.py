@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ class UnwrappedTracker:
             self._sample_copies()
 
     def _sample_copies(self) -> None:
-        for tracked, copy in self._copies:
+        for _, copy in self._copies:
             if not copy.full:
                 copy.sample()
 
@@ -223,7 +224,7 @@ class UnwrappedTracker:
 
 def _is_about_parameters() -> bool:
     """Whether a wrapper of torch, or its clipping of sharded gradients, issues the collective that is being called."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_ABOUT_PARAMETERS):
             return True

@@ -231,7 +231,7 @@ def graphed(job: Job) -> DDP:
     names = ("Stream", "stream", "current_stream", "synchronize", "graph")
     replaced = {name: getattr(torch.sim, name) for name in names}  # type: ignore[attr-defined]
     replaced["CUDAGraph"] = torch.sim.SimGraph  # type: ignore[attr-defined]
-    no_pool = mock.patch.object(torch.cuda.graphs, "graph_pool_handle", lambda: None)
+    no_pool = mock.patch.object(torch.cuda.graphs, "graph_pool_handle", return_value=None)
     with mock.patch.multiple(torch.cuda, **replaced), no_pool:
         module = torch.cuda.make_graphed_callables(module, (job.data()[0],))
     own.wait_stream(torch.sim.current_stream(job.device))  # type: ignore[attr-defined]

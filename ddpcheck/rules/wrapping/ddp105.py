@@ -29,7 +29,7 @@ _HOW = {
     UseEvidence.SHARES_INPUT.value: "it reads the input of the DDP module",
     UseEvidence.IN_LOSS.value: "it runs between the forward of the DDP module and the backward",
     UseEvidence.FOLLOWS.value: "it is a moving average of the DDP module, from other values on each rank",
-    UseEvidence.COPIED.value: "it becomes a copy of the DDP module from time to time, not at the same step on all ranks",
+    UseEvidence.COPIED.value: "it becomes a copy of the DDP module now and then, not at the same step on all ranks",
 }
 
 

@@ -23,7 +23,9 @@ def reduce_gradients(parameters):
     gradients = [parameter.grad for parameter in parameters]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+    for gradient, part in zip(
+        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
         gradient.copy_(part.view_as(gradient))
 
 
