@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import on_device
+from ddpcheck.probes.digest.write_detection import FIRST
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
+from ddpcheck.probes.live_compare.tensor_dump import GradientFiles
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.scan.device_kernels import kernel_of
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner, sketch_text
 from ddpcheck.probes.scan.table import NUMBERS
-from ddpcheck.probes.tensor_dump import GradientFiles
-from ddpcheck.probes.write_detection import FIRST
 from ddpcheck.records.codecs import share_of
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord

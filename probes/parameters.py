@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ddpcheck.device_api import on_device
 from ddpcheck.probes.digest import Leaves
+from ddpcheck.probes.digest.write_detection import TensorSamples, WriteDetector, take_samples
 from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.scan.device_kernels import losses, lost_while_training
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner
-from ddpcheck.probes.write_detection import TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import ModuleRole
 from ddpcheck.records.kinds.rank import FaultRecord

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from ddpcheck.probes.tensor_dump import dump_tensors
+from ddpcheck.probes.live_compare.tensor_dump import dump_tensors
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, Stage, TensorKind
 
 if TYPE_CHECKING:

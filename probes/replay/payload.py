@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddpcheck.probes.tensor_dump import NAMES, tensor_bytes, write_safetensors
+from ddpcheck.probes.live_compare.tensor_dump import NAMES, tensor_bytes, write_safetensors
 
 # The largest micro-batch that is handed over, with the buffers and the gradients of the outputs.
 MAX_BYTES = 1 << 30

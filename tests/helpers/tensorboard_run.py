@@ -8,7 +8,7 @@ import numpy
 import torch
 
 from ddpcheck.links.model import BETWEEN, LinksReport, MeasuredLink, Node
-from ddpcheck.probes.tensor_dump import tensor_bytes, write_safetensors
+from ddpcheck.probes.live_compare.tensor_dump import tensor_bytes, write_safetensors
 from ddpcheck.records.kinds.memory import MemoryRecord
 from ddpcheck.records.kinds.modules import LossRecord
 from ddpcheck.records.kinds.timing import ClockRecord

@@ -15,7 +15,7 @@ import torch
 
 from ddpcheck.analysis.allreduce.saved_gradients import SHOWN, SavedGradients, saved_gradients
 from ddpcheck.errors import RunNotFound
-from ddpcheck.probes.tensor_dump import tensor_bytes, write_safetensors
+from ddpcheck.probes.live_compare.tensor_dump import tensor_bytes, write_safetensors
 
 LOCAL = {0: [1.0, 2.0], 1: [3.0, 6.0]}
 MEAN = [2.0, 4.0]

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpcheck.agent.shm_exchange import ShmExchange, create_exchange
-from ddpcheck.probes import tensor_dump
-from ddpcheck.probes.live_compare import node
+from ddpcheck.probes.live_compare import node, tensor_dump
 from ddpcheck.probes.parameters import SHORT_WAIT_SECONDS, ParameterProbe
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.scan.scanner import Scan

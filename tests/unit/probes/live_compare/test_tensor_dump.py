@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpcheck.analysis.evidence import CapturedTensors
-from ddpcheck.probes import tensor_dump
+from ddpcheck.probes.live_compare import tensor_dump
 from ddpcheck.probes.live_compare.node import SnapshotKey
-from ddpcheck.probes.tensor_dump import dump_tensors
+from ddpcheck.probes.live_compare.tensor_dump import dump_tensors
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from tests.helpers.fake_context import FakeContext, watch
 from tests.helpers.unreadable_tensors import UNREADABLE, wrapper

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpcheck.probes.gradients import GradientProbe
-from ddpcheck.probes.tensor_dump import NAMES, tensor_bytes, write_safetensors
+from ddpcheck.probes.live_compare.tensor_dump import NAMES, tensor_bytes, write_safetensors
 from tests.helpers.fake_context import FakeContext, Job
 
 X = torch.tensor([[1.0, 2.0, 3.0]])

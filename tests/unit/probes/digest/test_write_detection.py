@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from ddpcheck.analysis.evidence import value
+from ddpcheck.probes.digest.write_detection import FIRST, MIDDLE, TensorSamples, WriteDetector, take_samples
 from ddpcheck.probes.scan import scanner as scanner_module
 from ddpcheck.probes.scan import table as table_module
 from ddpcheck.probes.scan.scanner import WINDOW, WINDOWS, TensorScanner
 from ddpcheck.probes.scan.table import LARGE
-from ddpcheck.probes.write_detection import FIRST, MIDDLE, TensorSamples, WriteDetector, take_samples
 from ddpcheck.records.codecs import unpack_samples
 from ddpcheck.records.kinds.digests import Stage
 from tests.helpers.fake_context import FakeContext, Job, watch
@@ -177,7 +177,7 @@ def test_a_smaller_tensor_at_the_same_address_is_not_read_past_its_end(way: str)
 import ctypes, mmap, sys, torch
 from ddpcheck.probes.scan import scanner as scanner_module
 from ddpcheck.probes.scan.scanner import TensorScanner
-from ddpcheck.probes.write_detection import take_samples
+from ddpcheck.probes.digest.write_detection import take_samples
 
 if sys.argv[1] == "python":
     scanner_module.make_table = lambda: None
