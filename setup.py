@@ -1,7 +1,9 @@
-"""Builds the one part of ddpcheck that is compiled; pyproject.toml holds everything else.
+"""Builds the one part of ddpcheck that is compiled, and lists the packages; pyproject.toml holds everything else.
 
 The library is plain C that ctypes loads, so one wheel serves every version of Python.
 """
+
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -22,7 +24,22 @@ class AnyPythonWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def packages() -> list[str]:
+    """Each folder with a Python file. The symlinks to probes/ and reports/ need not exist."""
+    names: set[str] = set()
+    for top, package in (
+        ("ddpcheck", "ddpcheck"),
+        ("probes", "ddpcheck.probes"),
+        ("reports", "ddpcheck.reports"),
+    ):
+        # `rglob` does not follow symlinks to folders.
+        folders = {file.parent for file in Path(top).rglob("*.py")}
+        names.update(".".join((package, *folder.relative_to(top).parts)) for folder in folders)
+    return sorted(names)
+
+
 setup(
+    packages=packages(),
     ext_modules=[
         Extension(
             "ddpcheck.probes.scan._native",
