@@ -11,8 +11,8 @@ from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
 from ddpcheck.analysis.aggregate.rank_data import is_sharded
 from ddpcheck.analysis.audit.collector import AuditCollector
 from ddpcheck.analysis.audit.judgement import SKIP_TEXTS, judge
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.cost.collector import CostCollector
-from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.report import Check
 from ddpcheck.analysis.sharding.mesh import parameters_of
 from ddpcheck.analysis.sharding.settings import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpcheck.agent.shm_exchange import Heartbeat, heartbeats, request_stacks
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import RankData
-from ddpcheck.analysis.devices.collector import DeviceCollector
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.process.process_table import (

@@ -1,7 +1,7 @@
 """Collectors: each gathers what one subject needs from the records of an attempt.
 
-A collector is a subclass of `Collector` in a module named `collector` of a package in `ddpcheck.analysis`. It marks
-the methods that take records:
+A collector is a subclass of `Collector` in a file of `ddpcheck/analysis/collectors/`, or in the module `collector` of a
+package in `ddpcheck.analysis` that holds more of its subject. It marks the methods that take records:
 
     class MemoryCollector(Collector):
         @collects(MemoryRecord)
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
     from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 
-_MODULE_NAME = "collector"
+_PACKAGE, _MODULE_NAME = "collectors", "collector"
 _Self = TypeVar("_Self")
 _Taken = TypeVar("_Taken", bound=Record)
 
@@ -92,12 +92,17 @@ def collects_per_module(
     return mark
 
 
+def _holds_collectors(module: str) -> bool:
+    *_, package, name = module.split(".")
+    return name == _MODULE_NAME or package == _PACKAGE
+
+
 @cache
 def subscriptions() -> Mapping[type[Collector], tuple[Subscription, ...]]:
     """All collectors of the analysis, and the methods of each that take records."""
     package = import_module("ddpcheck.analysis")
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    modules = [import_module(name) for name in names if name.rpartition(".")[2] == _MODULE_NAME]
+    modules = [import_module(name) for name in names if _holds_collectors(name)]
     classes = [
         value
         for module in modules

@@ -36,7 +36,7 @@ _HALF_TOLERANCE = 0.6
 # The regression estimates two coefficients; the rest of the independent observations estimates the noise.
 _COEFFICIENTS = 2
 _FEWEST_FREE = 4
-# A rank cannot be told apart if its sketches are nearly proportional to the mean.
+# A rank cannot be distinguished if its sketches are nearly proportional to the mean.
 _LEAST_OWN_SHARE = 1e-6
 # Elements below this many roundoffs of a partial sum may vanish in it: rounding then removes a rank's gradient.
 _VISIBLE = 2.0
@@ -49,7 +49,7 @@ _MOST_NAMED = 64
 class Contribution:
     """Ranks that do not enter the mean once."""
 
-    # Empty: the result is smaller or larger than the mean by the share of one rank, and no rank stands out.
+    # Empty: the result is smaller or larger than the mean by the share of one rank, and no rank is an outlier.
     ranks: tuple[int, ...]
     # Whether their gradients are missing or are added twice.
     missing: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.devices.collector import DeviceCollector
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.hardware.samples import GpuFacts, NodeSamples
 from ddpcheck.records.kinds.rank import DeviceRecord
 

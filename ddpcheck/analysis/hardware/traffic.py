@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
-from ddpcheck.analysis.devices.collector import DeviceCollector
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.hardware.samples import InterfaceFacts, NodeSamples, PortFacts
 from ddpcheck.analysis.hardware.statistics import NodeSample
 from ddpcheck.records.backend_names import is_gloo

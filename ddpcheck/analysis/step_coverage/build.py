@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from ddpcheck.analysis.aggregate.collector import NodesCollector
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, has_no_replica, is_unwrapped
-from ddpcheck.analysis.devices.collector import DeviceCollector
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.step_coverage.collector import StepCoverageCollector
 from ddpcheck.analysis.step_coverage.model import Coverage, Gap, OptimizerCoverage
 from ddpcheck.analysis.unwrapped.collector import UnwrappedCollector

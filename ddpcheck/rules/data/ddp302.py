@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.collectors.samples import SampleCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import Sameness, sameness
 from ddpcheck.analysis.data.collector import EpochSplit, split_row
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.samples.collector import SampleCollector
 from ddpcheck.rules.rule import Need, Rule
 
 RULE = Rule(

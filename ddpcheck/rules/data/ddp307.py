@@ -7,15 +7,15 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
-from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.samples.collector import (
+from ddpcheck.analysis.collectors.samples import (
     FEWEST,
     LoaderSamples,
     PartStats,
     SampleCollector,
     Visit,
 )
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 

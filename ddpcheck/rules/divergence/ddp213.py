@@ -6,14 +6,14 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
-from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.program_state.collector import (
+from ddpcheck.analysis.collectors.program_state import (
     STATE_PROBES,
     StateCollector,
     StateDifference,
     StateItem,
 )
+from ddpcheck.analysis.context import RuleContext
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Location, Rule
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.accumulation.collector import AccumulationCollector, AccumulationDifference
 from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
+from ddpcheck.analysis.collectors.accumulation import AccumulationCollector, AccumulationDifference
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks

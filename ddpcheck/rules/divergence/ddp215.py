@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, is_unwrapped
+from ddpcheck.analysis.collectors.learning import Changes, LearningCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.learning.collector import Changes, LearningCollector
 from ddpcheck.analysis.step_coverage.collector import StepCoverageCollector
 from ddpcheck.records.kinds.coverage import Parallelism
 from ddpcheck.records.kinds.digests import Stage

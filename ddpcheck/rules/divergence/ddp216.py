@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.collectors.restore import RestoreCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.restore.collector import RestoreCollector
 from ddpcheck.records.kinds.checkpoints import (
     OptimizerRestoreRecord,
     OptimizerState,

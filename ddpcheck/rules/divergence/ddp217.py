@@ -5,8 +5,8 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.audit.collector import AuditCollector, AuditStats
 from ddpcheck.analysis.audit.judgement import OutlierDevice, judge
+from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.devices.collector import DeviceCollector
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import counted, name_ranks
 from ddpcheck.records.kinds.digests import Stage

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.accumulation.collector import AccumulationCollector
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
+from ddpcheck.analysis.collectors.accumulation import AccumulationCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.timing.model import TimeTable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.rank_data import is_unwrapped
+from ddpcheck.analysis.collectors.needless import NeedlessSyncsCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.needless.collector import NeedlessSyncsCollector
 from ddpcheck.rules.rule import Location, Rule
 
 RULE = Rule(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddpcheck.analysis.collectors.needless import NeedlessSyncsCollector, WaitingSite
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
-from ddpcheck.analysis.needless.collector import NeedlessSyncsCollector, WaitingSite
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.records.kinds.needless import HostWait
 from ddpcheck.rules.rule import Need, Rule

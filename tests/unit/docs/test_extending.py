@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import ddpcheck.records.kinds
-from ddpcheck import analysis, probes
+from ddpcheck import probes
+from ddpcheck.analysis import collectors
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.registry import subscriptions
 from ddpcheck.probes import registry as probe_registry
@@ -30,8 +31,7 @@ PAGE = (ROOT / "docs" / "extending.md").read_text()
 NEW_MODULES = (
     "ddpcheck.records.kinds.threads",
     "ddpcheck.probes.threads",
-    "ddpcheck.analysis.threads",
-    "ddpcheck.analysis.threads.collector",
+    "ddpcheck.analysis.collectors.threads",
 )
 
 
@@ -50,14 +50,13 @@ def _new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for package, file, source in (
         (ddpcheck.records.kinds, "threads.py", RECORD),
         (probes, "threads.py", PROBE),
-        (analysis, "threads/collector.py", COLLECTOR),
+        (collectors, "threads.py", COLLECTOR),
     ):
         folder = tmp_path / package.__name__
         path = folder / file
         path.parent.mkdir(parents=True)
         path.write_text(source)
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
-    (tmp_path / "ddpcheck.analysis" / "threads" / "__init__.py").touch()
     known = dict(record_registry._registered)
     record_registry.record_kinds.cache_clear()
     subscriptions.cache_clear()
@@ -93,7 +92,7 @@ def test_a_probe_its_record_and_its_collector_need_no_other_file() -> None:
     attempt = Attempt("a")
     for record in (header, *records):
         attempt.feed(header, record)
-    collector: Any = import_module("ddpcheck.analysis.threads.collector").ThreadsCollector
+    collector: Any = import_module("ddpcheck.analysis.collectors.threads").ThreadsCollector
     assert attempt.collector(collector).most == {3: records[1].count}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpcheck.analysis.accumulation.collector import AccumulationDifference, differences
+from ddpcheck.analysis.collectors.accumulation import AccumulationDifference, differences
 
 
 def test_ranks_that_never_differ() -> None:

@@ -1,1 +1,0 @@
-"""Devices of the modules, and what is not checked on them."""

@@ -1,1 +1,0 @@
-"""Which parameters ever change while optimizers step them."""

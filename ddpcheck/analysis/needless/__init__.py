@@ -1,1 +1,0 @@
-"""Synchronisation that a job may not need, and what it takes."""

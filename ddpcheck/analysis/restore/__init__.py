@@ -1,1 +1,0 @@
-"""Checkpoints: what was loaded from files, and what of it the job trained with."""

@@ -1,1 +1,0 @@
-"""The contents of samples that ranks name by the same index."""
