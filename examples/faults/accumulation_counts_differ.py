@@ -9,7 +9,7 @@ ranks: 3
 expect: DDP214
 cause: different numbers of backwards
 step: 0
-odd ranks: 2
+outliers: 2
 """
 
 import contextlib

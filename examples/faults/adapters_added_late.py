@@ -10,7 +10,7 @@ expect: DDP104
 cause: added after wrapping
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: out.up
 """
 

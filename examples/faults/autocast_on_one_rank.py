@@ -9,7 +9,7 @@ ranks: 3
 expect: DDP213
 cause: autocast is on on rank 2
 step: 0
-odd ranks: 2
+outliers: 2
 """
 
 import os

@@ -10,7 +10,7 @@ expect: DDP202
 cause: forward inside no_sync, backward outside
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: encode.0.weight
 """
 

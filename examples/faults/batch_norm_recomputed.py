@@ -11,7 +11,7 @@ expect: DDP210
 cause: written after the last training step
 stage: buffers.end
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: 1.running_mean
 """
 

@@ -11,7 +11,7 @@ expect: DDP210
 cause: buffers mapped to different names
 stage: init.before
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: frequencies_*
 """
 

@@ -10,7 +10,7 @@ expect: DDP101
 cause: broadcast_buffers=False
 stage: init.after
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: mean
 """
 

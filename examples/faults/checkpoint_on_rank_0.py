@@ -10,7 +10,7 @@ expect: DDP208
 cause: by rank 0 only
 stage: rewritten
 step: 0
-odd ranks: 0
+outliers: 0
 parameter: embed.weight
 """
 

@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP216
 cause: names differ by a prefix
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP205
 cause: on rank 0 only
 stage: applied
 step: 2
-odd ranks: 0
+outliers: 0
 parameter: 0.weight
 """
 

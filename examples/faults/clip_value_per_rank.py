@@ -10,7 +10,7 @@ expect: DDP205
 cause: scaled by different factors
 stage: applied
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: encoder.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP203
 cause: the reduction did not give all ranks the same result
 stage: reduced
 step: 3
-odd ranks: 1
+outliers: 1
 parameter: 0.weight
 """
 

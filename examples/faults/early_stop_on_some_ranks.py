@@ -10,7 +10,7 @@ expect: DDP603
 cause: early stop on some ranks
 stage: reduced
 step: 6
-odd ranks: 1
+outliers: 1
 options: --hang-timeout 5
 hangs: yes
 """

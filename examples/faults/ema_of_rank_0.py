@@ -10,7 +10,7 @@ expect: DDP208
 cause: by rank 0 only
 stage: rewritten
 step: 3
-odd ranks: 0
+outliers: 0
 parameter: layers.0.weight
 """
 

@@ -9,7 +9,7 @@ ranks: 3
 expect: DDP213
 cause: evaluation mode on rank 1
 step: 3
-odd ranks: 1
+outliers: 1
 """
 
 import torch

@@ -10,7 +10,7 @@ severity: note
 cause: without torch.no_grad()
 stage: buffers
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

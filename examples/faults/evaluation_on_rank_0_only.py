@@ -10,7 +10,7 @@ expect: DDP603
 cause: evaluation through the wrapper
 stage: buffers
 step: 4
-odd ranks: 0
+outliers: 0
 options: --hang-timeout 5
 hangs: yes
 """

@@ -9,7 +9,7 @@ expect: DDP406
 cause: without no_sync
 stage: wait
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

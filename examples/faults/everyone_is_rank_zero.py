@@ -10,7 +10,7 @@ expect: DDP301
 cause: is configured as rank 0 of 3
 stage: forward
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import os

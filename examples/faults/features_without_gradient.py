@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP215
 cause: no gradient reaches
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: encoder.0.weight
 """
 

@@ -11,7 +11,7 @@ expect: DDP307
 cause: the list of samples has another order on each rank
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import zlib

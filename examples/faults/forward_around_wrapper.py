@@ -10,7 +10,7 @@ expect: DDP202
 cause: wrapper bypassed
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: embed.weight
 """
 

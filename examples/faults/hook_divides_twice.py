@@ -10,7 +10,7 @@ expect: DDP204
 cause: divided twice
 stage: reduced
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

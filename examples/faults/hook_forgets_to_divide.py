@@ -10,7 +10,7 @@ expect: DDP204
 cause: the sum of the ranks' gradients, not divided by 3
 stage: reduced
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP101
 cause: configured to ignore
 stage: init.after
 step: none
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: adapter.down.weight
 """
 

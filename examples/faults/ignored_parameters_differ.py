@@ -10,7 +10,7 @@ expect: DDP103
 cause: ignored
 stage: init.before
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: adapter.weight
 also: DDP602
 options: --hang-timeout 5

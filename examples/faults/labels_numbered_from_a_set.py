@@ -11,7 +11,7 @@ expect: DDP307
 cause: labels are mapped to numbers in another order
 stage: forward
 step: 5
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP305
 cause: regardless of the number of labelled tokens
 stage: forward
 step: 1
-odd ranks: 1
+outliers: 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP209
 cause: in all 3 of its gradients: it comes from the loss or the inputs
 stage: local
 step: 4
-odd ranks: 1
+outliers: 1
 parameter: head.weight
 """
 

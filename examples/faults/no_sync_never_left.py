@@ -10,7 +10,7 @@ expect: DDP202
 cause: no_sync open
 stage: applied
 step: 2
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: project.weight
 """
 

@@ -9,7 +9,7 @@ ranks: 2
 expect: DDP216
 cause: created again after its state was loaded
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import os

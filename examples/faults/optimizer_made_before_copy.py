@@ -9,7 +9,7 @@ expect: DDP215
 also: DDP606
 cause: in no module that runs
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import copy

@@ -11,7 +11,7 @@ expect: DDP206
 cause: parameters in another order
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: layers.*
 """
 

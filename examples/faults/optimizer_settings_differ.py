@@ -10,7 +10,7 @@ expect: DDP206
 cause: weight_decay
 stage: params
 step: 0
-odd ranks: 1
+outliers: 1
 parameter: 0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP206
 cause: optimizer state was loaded on rank 0 only
 stage: params
 step: 0
-odd ranks: 0
+outliers: 0
 parameter: 0.weight
 """
 

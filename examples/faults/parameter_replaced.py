@@ -11,7 +11,7 @@ expect: DDP104
 cause: replaced after wrapping
 stage: params
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: head.weight
 """
 

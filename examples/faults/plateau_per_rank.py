@@ -10,7 +10,7 @@ expect: DDP206
 cause: hyperparameters differ: lr
 stage: params
 step: 3
-odd ranks: 1
+outliers: 1
 parameter: 0.weight
 """
 

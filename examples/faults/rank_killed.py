@@ -10,7 +10,7 @@ expect: DDP602
 cause: killed
 stage: params
 step: 4
-odd ranks: 1
+outliers: 1
 exit: fails
 """
 

@@ -9,7 +9,7 @@ expect: DDP306
 cause: seeded its generator with the same number
 stage: forward
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

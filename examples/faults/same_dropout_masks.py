@@ -10,7 +10,7 @@ expect: DDP306
 cause: seeded its generator with the same number
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -9,7 +9,7 @@ expect: DDP302
 cause: seeds differ
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP206
 cause: GradScaler.scale
 stage: params
 step: 3
-odd ranks: 2
+outliers: 2
 parameter: 0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP202
 cause: second backward on one forward
 stage: applied
 step: 1
-odd ranks: 0 1
+outliers: 0 1
 parameter: trunk.weight_ih
 """
 

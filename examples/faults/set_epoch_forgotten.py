@@ -9,7 +9,7 @@ expect: DDP303
 cause: set_epoch was not called
 stage: forward
 step: 4
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP207
 cause: a step was skipped on rank 1
 stage: params
 step: 2
-odd ranks: 1
+outliers: 1
 also: DDP209
 """
 

@@ -10,7 +10,7 @@ expect: DDP207
 cause: a step was skipped on rank 2
 stage: params
 step: 3
-odd ranks: 2
+outliers: 2
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP301
 cause: IterableDataset
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP208
 cause: between two steps, on all ranks but differently
 stage: rewritten
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: target.0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP202
 cause: two forwards before two backwards
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: net.0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP305
 cause: regardless of the number of samples
 stage: forward
 step: 3
-odd ranks: 2
+outliers: 2
 """
 
 import torch

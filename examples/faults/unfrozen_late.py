@@ -10,7 +10,7 @@ expect: DDP104
 cause: unfrozen after wrapping
 stage: params
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: backbone.0.weight
 """
 

@@ -11,7 +11,7 @@ expect: DDP202
 cause: no gradient arrived for auxiliary.weight, auxiliary.bias
 stage: applied
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: auxiliary.weight
 """
 

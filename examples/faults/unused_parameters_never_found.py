@@ -9,7 +9,7 @@ expect: DDP407
 severity: note
 cause: find_unused_parameters=True
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP208
 cause: from gradients that DDP did not reduce: no backward() ran before the update
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP208
 cause: written inside the forward
 stage: rewritten
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: memory.weight
 """
 

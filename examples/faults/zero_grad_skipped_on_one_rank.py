@@ -9,7 +9,7 @@ ranks: 3
 expect: DDP214
 cause: old gradients on rank 1
 step: 4
-odd ranks: 1
+outliers: 1
 """
 
 import torch

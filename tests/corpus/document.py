@@ -168,7 +168,7 @@ def _link(row: Row, folder: str = "") -> str:
 def _expected(row: Row) -> str:
     header = row.header
     where = "" if header.step in (None, -1) else f", step {header.step}"
-    who = f", ranks {' '.join(map(str, header.odd_ranks))}" if header.odd_ranks else ""
+    who = f", ranks {' '.join(map(str, header.outliers))}" if header.outliers else ""
     return f"{' '.join([header.expect, *header.also])}: {header.cause}{where}{who}"
 
 

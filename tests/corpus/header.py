@@ -20,7 +20,7 @@ _KEYS = {
     "cause",
     "stage",
     "step",
-    "odd ranks",
+    "outliers",
     "parameter",
     "also",
     "launcher",
@@ -36,7 +36,7 @@ _OF_FINDINGS = (
     "cause",
     "stage",
     "step",
-    "odd ranks",
+    "outliers",
     "parameter",
     "also",
     "hangs",
@@ -65,7 +65,7 @@ class Header:
     stage: str = ""
     # None: not compared. -1: the finding must have no step.
     step: int | None = None
-    odd_ranks: tuple[int, ...] | None = None
+    outliers: tuple[int, ...] | None = None
     parameter: str = ""
     also: tuple[str, ...] = ()
     # fork: ranks are forked from a parent that has imported torch. environment: one `python script` per rank, with RANK
@@ -130,8 +130,8 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         for key in _OF_FINDINGS:
             if key in raw:
                 raise HeaderError(f"{path}: a script that expects nothing has no {key!r}")
-    elif "cause" not in raw or "step" not in raw or "odd ranks" not in raw:
-        raise HeaderError(f"{path}: a script that expects {expect} says `cause`, `step` and `odd ranks` too")
+    elif "cause" not in raw or "step" not in raw or "outliers" not in raw:
+        raise HeaderError(f"{path}: a script that expects {expect} says `cause`, `step` and `outliers` too")
     if not raw.get("ranks"):
         raise HeaderError(f"{path}: `ranks` is missing: how many ranks to run it with")
     also = tuple(raw.get("also", "").split())
@@ -156,7 +156,7 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         cause=raw.get("cause", ""),
         stage=raw.get("stage", ""),
         step=_step(path, raw),
-        odd_ranks=_numbers(path, raw, "odd ranks") if "odd ranks" in raw else None,
+        outliers=_numbers(path, raw, "outliers") if "outliers" in raw else None,
         parameter=raw.get("parameter", ""),
         also=also,
         launcher=launcher,

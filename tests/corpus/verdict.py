@@ -106,7 +106,7 @@ def _points(header: Header, finding: Mapping[str, Any]) -> dict[str, str]:
         "stage": _unless(header.stage in ("", finding["stage"]), "stage", header.stage, finding["stage"]),
         "step": _unless(header.step in (None, step), "step", header.step, step),
         "ranks": _unless(
-            header.odd_ranks in (None, tuple(finding["ranks"])), "ranks", header.odd_ranks, finding["ranks"]
+            header.outliers in (None, tuple(finding["ranks"])), "ranks", header.outliers, finding["ranks"]
         ),
         "parameter": _unless(
             _fits(header.parameter, finding["parameter"] or ""),

@@ -62,7 +62,7 @@ ranks: 2
 expect: {code}
 cause: wrapper bypassed
 step: {step}
-odd ranks: 0 1
+outliers: 0 1
 """
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def test_a_wrong_answer_fails_the_corpus(tmp_path: Path, monkeypatch: pytest.Mon
     healthy = tmp_path / HEALTHY
     healthy.mkdir()
     lines = SCRIPT.format(code="nothing", step=2).split("\n")
-    header = [line for line in lines[:9] if not line.startswith(("bug", "cause", "step", "odd"))]
+    header = [line for line in lines[:9] if not line.startswith(("bug", "cause", "step", "outliers"))]
     (healthy / "alarm.py").write_text("\n".join(header + lines[9:]))
     shown: list[Results] = []
     monkeypatch.setattr(table, "show", lambda results, console: shown.append(results))

@@ -9,7 +9,7 @@ expect: DDP104
 cause: added after wrapping
 stage: params
 step: 2
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: adapter.weight
 launcher: torchrun
 """

@@ -6,7 +6,7 @@ ranks: 4
 expect: DDP212
 cause: set_requires_all_reduce(False)
 step: 2
-odd ranks: 0 1 2 3
+outliers: 0 1 2 3
 """
 
 import torch

@@ -5,7 +5,7 @@ ranks: 2
 expect: DDP602
 cause: stepped with gradients that DDP did not reduce
 step: 3
-odd ranks: 1
+outliers: 1
 exit: fails
 """
 

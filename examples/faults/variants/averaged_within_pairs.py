@@ -7,7 +7,7 @@ expect: DDP203
 cause: the reduction did not give all ranks the same result
 stage: reduced
 step: 2
-odd ranks: 2
+outliers: 2
 parameter: 0.self_attn.*
 """
 

@@ -8,7 +8,7 @@ severity: note
 cause: barrier() is called in the training loop
 stage: barrier
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import sys

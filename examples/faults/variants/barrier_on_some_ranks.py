@@ -9,7 +9,7 @@ expect: DDP603
 cause: only some ranks reach
 stage: reduced
 step: 3
-odd ranks: 2
+outliers: 2
 options: --hang-timeout 5
 hangs: yes
 """

@@ -7,7 +7,7 @@ expect: DDP103
 cause: the same names in another order
 stage: init.before
 step: none
-odd ranks: 2
+outliers: 2
 parameter: branches.wide.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP210
 cause: buffers mapped to different names
 stage: init.before
 step: none
-odd ranks: 1
+outliers: 1
 parameter: average_of_inputs
 """
 

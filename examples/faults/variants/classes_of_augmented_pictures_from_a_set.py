@@ -8,7 +8,7 @@ expect: DDP307
 cause: labels are mapped to numbers in another order
 stage: forward
 step: 6
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

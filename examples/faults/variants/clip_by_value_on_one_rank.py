@@ -7,7 +7,7 @@ expect: DDP205
 cause: clamped at 0.001 on rank 2
 stage: applied
 step: 1
-odd ranks: 2
+outliers: 2
 parameter: words.weight
 """
 

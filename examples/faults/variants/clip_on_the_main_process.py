@@ -8,7 +8,7 @@ expect: DDP205
 cause: on rank 0 only; scaled by different factors
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: encode.weight
 """
 

@@ -9,7 +9,7 @@ expect: DDP210
 cause: broadcast_buffers=False, and buffers that each rank updates from its own data
 stage: buffers.end
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: codes
 """
 

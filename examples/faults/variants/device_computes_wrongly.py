@@ -10,7 +10,7 @@ expect: DDP217
 cause: rank 2 gave wrong values in the forward
 stage: local
 step: 4
-odd ranks: 2
+outliers: 2
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP211
 cause: same backward as those of a DDP module
 stage: params
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: Sequential.0.bias
 """
 

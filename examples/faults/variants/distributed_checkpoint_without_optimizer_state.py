@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP216
 cause: is empty
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import shutil

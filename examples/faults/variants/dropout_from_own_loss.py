@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP213
 cause: settings of modules differ: p
 step: 4
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

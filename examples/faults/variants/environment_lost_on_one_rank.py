@@ -7,7 +7,7 @@ launcher: python
 expect: DDP601
 cause: no records of rank 2
 step: none
-odd ranks: 2
+outliers: 2
 """
 
 import os

@@ -7,7 +7,7 @@ expect: DDP302
 cause: set_epoch received another number on some rank
 stage: forward
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

@@ -9,7 +9,7 @@ ranks: 2
 expect: DDP216
 cause: the number of the epoch was not restored
 step: 1
-odd ranks: 0
+outliers: 0
 """
 
 import os

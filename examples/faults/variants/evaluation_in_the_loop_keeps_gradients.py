@@ -7,7 +7,7 @@ expect: DDP408
 severity: note
 cause: without torch.no_grad()
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -7,7 +7,7 @@ launcher: torchrun
 expect: DDP601
 cause: does not train with DDP
 step: none
-odd ranks: none
+outliers: none
 """
 
 import os

@@ -7,7 +7,7 @@ expect: DDP305
 cause: regardless of the number of labelled tokens
 stage: forward
 step: 0
-odd ranks: 2
+outliers: 2
 """
 
 import torch

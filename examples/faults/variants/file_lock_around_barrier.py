@@ -7,7 +7,7 @@ ranks: 2
 expect: DDP603
 cause: hold
 step: 3
-odd ranks: 0
+outliers: 0
 options: --hang-timeout 5
 hangs: yes
 """

@@ -6,7 +6,7 @@ expect: DDP202
 cause: require_backward_grad_sync off in the forward, on in the backward
 stage: applied
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -9,7 +9,7 @@ expect: DDP202
 cause: wrapper bypassed
 stage: applied
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: 0.weight
 launcher: torchrun
 """

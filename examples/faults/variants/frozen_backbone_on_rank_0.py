@@ -8,7 +8,7 @@ ranks: 3
 expect: DDP105
 cause: never synchronised
 step: none
-odd ranks: 0
+outliers: 0
 parameter: Backbone.layers.0.weight
 """
 

@@ -8,7 +8,7 @@ ranks: 3
 expect: DDP213
 cause: frozen on rank 0
 step: 3
-odd ranks: 0
+outliers: 0
 parameter: embed.weight
 """
 

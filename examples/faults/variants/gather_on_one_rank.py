@@ -6,7 +6,7 @@ expect: DDP603
 cause: rank 0 calls all_gather
 stage: reduced
 step: 3
-odd ranks: 0
+outliers: 0
 options: --hang-timeout 5
 hangs: yes
 """

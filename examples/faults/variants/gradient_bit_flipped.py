@@ -10,7 +10,7 @@ expect: DDP217
 cause: rank 1 gave wrong values in the backward
 stage: local
 step: 6
-odd ranks: 1
+outliers: 1
 parameter: 0.bias
 """
 

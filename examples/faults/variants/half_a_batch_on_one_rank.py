@@ -7,7 +7,7 @@ expect: DDP305
 cause: regardless of the number of samples
 stage: forward
 step: 0
-odd ranks: 1
+outliers: 1
 """
 
 import torch

@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP604
 cause: hash differs
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import os

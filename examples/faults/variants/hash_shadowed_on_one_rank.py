@@ -7,7 +7,7 @@ launcher: environment
 expect: DDP604
 cause: hash differs
 step: none
-odd ranks: 2
+outliers: 2
 """
 
 import os

@@ -9,7 +9,7 @@ severity: note
 cause: DDP overwrote them all with rank 0's
 stage: init.before
 step: none
-odd ranks: 2
+outliers: 2
 """
 
 import torch

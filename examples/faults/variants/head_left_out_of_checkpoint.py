@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP216
 cause: in the optimizer, but not in the state dict
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import os

@@ -7,7 +7,7 @@ expect: DDP103
 cause: the same names in another order
 stage: init.before
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: heads.depth.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP204
 cause: without rank 1, divided by 3
 stage: reduced
 step: 2
-odd ranks: 1
+outliers: 1
 """
 
 import torch

@@ -8,7 +8,7 @@ expect: DDP204
 cause: without rank 0, divided by 2
 stage: reduced
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import socket

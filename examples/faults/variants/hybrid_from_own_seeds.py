@@ -7,7 +7,7 @@ expect: DDP101
 cause: do not broadcast
 stage: init.after
 step: none
-odd ranks: 0 1 2 3
+outliers: 0 1 2 3
 parameter: falls.bias
 """
 

@@ -6,7 +6,7 @@ ranks: 4
 expect: DDP207
 cause: step was skipped
 step: 4
-odd ranks: 1 3
+outliers: 1 3
 """
 
 import torch

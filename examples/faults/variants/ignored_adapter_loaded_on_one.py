@@ -7,7 +7,7 @@ expect: DDP101
 cause: configured to ignore
 stage: init.after
 step: none
-odd ranks: 1
+outliers: 1
 parameter: adapter.bias
 """
 

@@ -7,7 +7,7 @@ expect: DDP101
 cause: configured to ignore
 stage: init.after
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: lora.0
 """
 

@@ -7,7 +7,7 @@ expect: DDP211
 cause: ignored_params
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: FSDPNetwork.scale
 """
 

@@ -8,7 +8,7 @@ expect: DDP205
 cause: set to zero on rank 1
 stage: applied
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: recurrent.weight_ih_l0
 """
 

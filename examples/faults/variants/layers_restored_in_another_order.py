@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP216
 cause: mapped to each other in another way
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: 3.weight
 """
 

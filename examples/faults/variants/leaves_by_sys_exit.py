@@ -7,7 +7,7 @@ ranks: 3
 expect: DDP602
 cause: early stop on some ranks
 step: 2
-odd ranks: 2
+outliers: 2
 exit: fails
 """
 

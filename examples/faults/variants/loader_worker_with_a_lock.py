@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP603
 cause: a data-loader worker that never answers
 step: 3
-odd ranks: 1
+outliers: 1
 options: --hang-timeout 5
 hangs: yes
 """

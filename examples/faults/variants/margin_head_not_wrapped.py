@@ -9,7 +9,7 @@ expect: DDP211
 cause: trained outside DDP
 stage: params
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: ArcMargin.weight
 """
 

@@ -6,7 +6,7 @@ ranks: 3
 expect: DDP213
 cause: float32 matmul precision
 step: 0
-odd ranks: 0
+outliers: 0
 """
 
 import torch

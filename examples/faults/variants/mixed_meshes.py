@@ -9,7 +9,7 @@ expect: DDP211
 cause: a part of the mesh
 stage: params
 step: 0
-odd ranks: 0 1 2 3
+outliers: 0 1 2 3
 parameter: falls.bias
 """
 

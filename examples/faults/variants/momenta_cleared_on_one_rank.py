@@ -7,7 +7,7 @@ expect: DDP201
 cause: all applied the same gradients
 stage: params
 step: 3
-odd ranks: 1
+outliers: 1
 parameter: 0.weight
 """
 

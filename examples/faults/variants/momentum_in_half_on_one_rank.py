@@ -8,7 +8,7 @@ expect: DDP201
 cause: the update itself was not the same on every rank
 stage: params
 step: 1
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

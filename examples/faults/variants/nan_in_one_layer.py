@@ -7,7 +7,7 @@ expect: DDP209
 cause: in 2 of its 4 gradients, first in that of before
 stage: local
 step: 3
-odd ranks: 0
+outliers: 0
 parameter: before.*
 """
 

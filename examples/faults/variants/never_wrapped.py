@@ -10,7 +10,7 @@ cause: not wrapped in DDP
 stage: params
 step: 0
 parameter: Sequential.*
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP605
 cause: could not continue to write its records
 step: none
-odd ranks: 1
+outliers: 1
 """
 
 import resource

@@ -7,7 +7,7 @@ launcher: environment
 expect: DDP605
 cause: rank 2 could not write any record
 step: none
-odd ranks: 2
+outliers: 2
 """
 
 import os

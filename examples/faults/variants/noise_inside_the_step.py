@@ -9,7 +9,7 @@ expect: DDP201
 cause: the update itself was not the same on every rank
 stage: params
 step: 2
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: 0.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP209
 cause: in all 4 of its gradients: it comes from the loss or the inputs
 stage: local
 step: 2
-odd ranks: 2
+outliers: 2
 """
 
 import torch

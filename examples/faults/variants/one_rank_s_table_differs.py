@@ -7,7 +7,7 @@ expect: DDP101
 cause: broadcast_buffers=False
 stage: init.after
 step: none
-odd ranks: 2
+outliers: 2
 parameter: positions
 """
 

@@ -9,7 +9,7 @@ expect: DDP206
 cause: the optimizer does not hold 0.weight, 0.bias on rank 1
 stage: params
 step: 0
-odd ranks: 1
+outliers: 1
 parameter: 0.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP206
 cause: an optimizer was recreated on some ranks only
 stage: params
 step: 3
-odd ranks: 2
+outliers: 2
 """
 
 import torch

@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP215
 cause: made before the model was sharded
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -9,7 +9,7 @@ expect: DDP606
 also: DDP215
 cause: the optimizers hold other tensors than the DDP modules
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import copy

@@ -10,7 +10,7 @@ expect: DDP206
 cause: optimizer state was loaded on rank 1 only
 stage: params
 step: 4
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

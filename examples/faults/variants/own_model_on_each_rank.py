@@ -7,7 +7,7 @@ ranks: 3
 expect: DDP606
 cause: no module is wrapped
 step: none
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

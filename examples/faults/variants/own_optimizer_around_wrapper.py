@@ -7,7 +7,7 @@ expect: DDP208
 cause: from gradients that DDP did not reduce: wrapper bypassed
 stage: params
 step: 3
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: 0.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP104
 cause: replaced after wrapping
 stage: params
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: 2.weight
 exit: fails
 also: DDP602

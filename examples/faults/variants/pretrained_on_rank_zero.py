@@ -7,7 +7,7 @@ expect: DDP101
 cause: init_sync=False
 stage: init.after
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

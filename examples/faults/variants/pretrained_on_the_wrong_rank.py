@@ -8,7 +8,7 @@ severity: note
 cause: DDP overwrote them all with rank 0's
 stage: init.before
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

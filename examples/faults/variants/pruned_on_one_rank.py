@@ -5,7 +5,7 @@ ranks: 2
 expect: DDP104
 cause: renamed after wrapping on some ranks only
 step: 3
-odd ranks: 0
+outliers: 0
 parameter: 2.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP602
 cause: crashed in native code
 stage: params
 step: 1
-odd ranks: 2
+outliers: 2
 exit: fails
 """
 

@@ -8,7 +8,7 @@ expect: DDP602
 cause: ValueError: bad sample
 stage: params
 step: 2
-odd ranks: 0
+outliers: 0
 exit: fails
 """
 

@@ -9,7 +9,7 @@ expect: DDP206
 cause: hyperparameters differ: lr
 stage: params
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

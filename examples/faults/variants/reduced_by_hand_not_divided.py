@@ -9,7 +9,7 @@ expect: DDP204
 cause: the sum over ranks
 stage: applied
 step: 1
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -7,7 +7,7 @@ expect: DDP202
 cause: no DDP, and not all gradients reduced by hand
 stage: applied
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -7,7 +7,7 @@ expect: DDP211
 cause: rank 2 takes no part
 stage: params
 step: 0
-odd ranks: 2
+outliers: 2
 """
 
 import torch

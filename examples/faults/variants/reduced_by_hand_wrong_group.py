@@ -8,7 +8,7 @@ expect: DDP202
 cause: ranks 0-1
 stage: applied
 step: 2
-odd ranks: 0 1 2 3
+outliers: 0 1 2 3
 """
 
 import torch

@@ -9,7 +9,7 @@ expect: DDP203
 cause: the reduction did not give all ranks the same result
 stage: reduced
 step: 4
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

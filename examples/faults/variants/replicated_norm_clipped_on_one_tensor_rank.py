@@ -12,7 +12,7 @@ also: DDP606
 cause: gradients were written to between backward and step
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: falls.bias
 """
 

@@ -7,7 +7,7 @@ expect: DDP211
 cause: a root that was not wrapped
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: Network.scale
 """
 

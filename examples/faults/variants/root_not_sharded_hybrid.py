@@ -10,7 +10,7 @@ expect: DDP211
 cause: a root that was not wrapped
 stage: params
 step: 0
-odd ranks: 0 1 2 3
+outliers: 0 1 2 3
 parameter: Network.*
 """
 

@@ -9,7 +9,7 @@ expect: DDP304
 cause: train on the same data
 stage: local
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -9,7 +9,7 @@ expect: DDP304
 cause: train on the same data
 stage: local
 step: none
-odd ranks: 1 2
+outliers: 1 2
 """
 
 import torch

@@ -8,7 +8,7 @@ expect: DDP301
 cause: is configured as rank 0 of 1
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import socket

@@ -8,7 +8,7 @@ expect: DDP307
 cause: the list of samples has another order on each rank
 stage: forward
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import zlib

@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP216
 cause: load_state_dict was not called on the optimizer
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import os

@@ -7,7 +7,7 @@ expect: DDP211
 cause: trained outside DDP
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -6,7 +6,7 @@ expect: DDP206
 cause: a second optimizer
 stage: params
 step: 4
-odd ranks: 0
+outliers: 0
 parameter: 2.*
 """
 

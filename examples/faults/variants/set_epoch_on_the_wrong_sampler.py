@@ -7,7 +7,7 @@ expect: DDP303
 cause: set_epoch was not called
 stage: forward
 step: 5
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

@@ -6,7 +6,7 @@ ranks: 2
 expect: DDP606
 cause: FSDP2
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -10,7 +10,7 @@ expect: DDP206
 cause: lr
 stage: params
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

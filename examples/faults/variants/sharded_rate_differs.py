@@ -9,7 +9,7 @@ expect: DDP206
 also: DDP606
 cause: hyperparameters differ: lr
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

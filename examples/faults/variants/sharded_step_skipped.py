@@ -7,7 +7,7 @@ expect: DDP207
 also: DDP606
 cause: more steps
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

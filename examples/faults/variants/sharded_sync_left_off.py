@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP212
 cause: set_requires_gradient_sync(False)
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: falls.bias
 """
 

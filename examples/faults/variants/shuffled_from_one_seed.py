@@ -8,7 +8,7 @@ expect: DDP303
 cause: drawn from the same seed again
 stage: forward
 step: 4
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -8,7 +8,7 @@ expect: DDP207
 cause: a step was skipped on rank 0
 stage: params
 step: 4
-odd ranks: 0
+outliers: 0
 """
 
 import torch

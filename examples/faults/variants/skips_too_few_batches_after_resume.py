@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP216
 cause: the position within the epoch was restored wrongly
 step: 0
-odd ranks: 0
+outliers: 0
 """
 
 import os

@@ -7,7 +7,7 @@ expect: DDP301
 cause: ranks 0 and 2 are each configured as rank 0 of 2, but 3 ranks train
 stage: forward
 step: 0
-odd ranks: 0 2
+outliers: 0 2
 """
 
 import torch

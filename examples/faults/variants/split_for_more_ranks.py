@@ -7,7 +7,7 @@ expect: DDP302
 cause: among 4, but 2 ranks train
 stage: forward
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

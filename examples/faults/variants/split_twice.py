@@ -9,7 +9,7 @@ expect: DDP302
 cause: already split by rank
 stage: forward
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

@@ -7,7 +7,7 @@ expect: DDP207
 cause: a step was added on rank 0
 stage: params
 step: 2
-odd ranks: 0
+outliers: 0
 """
 
 import torch

@@ -6,7 +6,7 @@ expect: DDP202
 cause: step inside the backward
 stage: applied
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

@@ -7,7 +7,7 @@ expect: DDP211
 cause: its gradients are not reduced, those of other parameters are
 stage: params
 step: 0
-odd ranks: 0 1
+outliers: 0 1
 parameter: Sequential.2.bias
 """
 

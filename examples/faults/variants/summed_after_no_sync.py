@@ -9,7 +9,7 @@ expect: DDP204
 cause: not divided by their number
 stage: applied
 step: 0
-odd ranks: 0 1 2
+outliers: 0 1 2
 """
 
 import torch

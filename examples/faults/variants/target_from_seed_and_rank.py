@@ -7,7 +7,7 @@ ranks: 2
 expect: DDP105
 cause: never synchronised
 step: none
-odd ranks: 0 1
+outliers: 0 1
 parameter: QNetwork.layers.0.weight
 """
 

@@ -11,7 +11,7 @@ also: DDP202
 cause: wrapper bypassed
 stage: applied
 step: 3
-odd ranks: 0 2
+outliers: 0 2
 parameter: rises.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP406
 cause: 2 backwards per step
 stage: wait
 step: none
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

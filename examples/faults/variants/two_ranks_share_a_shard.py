@@ -7,7 +7,7 @@ expect: DDP301
 cause: ranks received the same data
 stage: forward
 step: 0
-odd ranks: 0 2
+outliers: 0 2
 """
 
 import torch

@@ -6,7 +6,7 @@ expect: DDP603
 cause: early stop on some ranks
 stage: buffers
 step: 5
-odd ranks: 2
+outliers: 2
 options: --hang-timeout 5
 hangs: yes
 """

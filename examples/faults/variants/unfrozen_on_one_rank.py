@@ -9,7 +9,7 @@ expect: DDP104
 cause: unfrozen after wrapping
 stage: params
 step: 3
-odd ranks: 2
+outliers: 2
 parameter: embed.weight
 """
 

@@ -10,7 +10,7 @@ expect: DDP202
 cause: no gradient arrived for blocks.1.weight, blocks.1.bias
 stage: applied
 step: 2
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: blocks.1.weight
 exit: fails
 also: DDP602

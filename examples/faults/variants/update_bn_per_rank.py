@@ -7,7 +7,7 @@ expect: DDP210
 cause: written after the last training step
 stage: buffers.end
 step: none
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: norm.running_mean
 """
 

@@ -7,7 +7,7 @@ expect: DDP208
 cause: from gradients that DDP did not reduce: no_sync open
 stage: params
 step: 2
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: weight
 """
 

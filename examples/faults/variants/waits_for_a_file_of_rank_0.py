@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP603
 cause: did not reach the collective
 step: 3
-odd ranks: 1
+outliers: 1
 options: --hang-timeout 3
 exit: fails
 """

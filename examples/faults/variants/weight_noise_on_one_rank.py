@@ -9,7 +9,7 @@ expect: DDP208
 cause: written between backward and step, by rank 2 only
 stage: rewritten
 step: 1
-odd ranks: 2
+outliers: 2
 parameter: 0.weight
 """
 

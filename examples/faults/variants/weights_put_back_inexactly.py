@@ -11,7 +11,7 @@ expect: DDP208
 cause: on all ranks but differently
 stage: rewritten
 step: 3
-odd ranks: 0 1 2
+outliers: 0 1 2
 parameter: 0.weight
 """
 

@@ -7,7 +7,7 @@ expect: DDP208
 cause: written between two steps, by rank 1 only
 stage: rewritten
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: net.0.weight
 """
 

@@ -9,7 +9,7 @@ expect: DDP202
 cause: wrapper bypassed
 stage: applied
 step: 3
-odd ranks: 0 1
+outliers: 0 1
 parameter: 0.weight
 """
 

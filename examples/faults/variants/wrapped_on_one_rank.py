@@ -6,7 +6,7 @@ expect: DDP603
 cause: DDP is constructed on rank 0 only
 stage: init.after
 step: 0
-odd ranks: 0
+outliers: 0
 options: --hang-timeout 5
 hangs: yes
 """

@@ -8,7 +8,7 @@ ranks: 2
 expect: DDP214
 cause: old gradients on rank 0
 step: 5
-odd ranks: 0 1
+outliers: 0 1
 """
 
 import torch

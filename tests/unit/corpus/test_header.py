@@ -22,7 +22,7 @@ expect: DDP202
 cause: wrapper bypassed
 stage: applied
 step: 2
-odd ranks: 0 1
+outliers: 0 1
 parameter: net.*
 also: DDP209
 launcher: torchrun
@@ -41,7 +41,7 @@ def test_a_fault() -> None:
     assert (header.name, header.title, header.healthy) == ("bypass", "Forward through `model.module`.", False)
     assert (header.bugs, header.seen_in, header.ranks) == ((1, 7), "minimind#853", (3,))
     assert (header.expect, header.cause, header.stage) == ("DDP202", "wrapper bypassed", "applied")
-    assert (header.step, header.odd_ranks, header.parameter) == (2, (0, 1), "net.*")
+    assert (header.step, header.outliers, header.parameter) == (2, (0, 1), "net.*")
     assert (header.also, header.launcher, header.options) == (
         ("DDP209",),
         "torchrun",
@@ -54,7 +54,7 @@ def test_a_fault() -> None:
 def test_a_healthy_family() -> None:
     header = parse_header(PATH, "Sound.\n\nranks: 1 2\nexpect: nothing\ncases: a b")
     assert header.healthy
-    assert (header.ranks, header.cases, header.step, header.odd_ranks) == ((1, 2), ("a", "b"), None, None)
+    assert (header.ranks, header.cases, header.step, header.outliers) == ((1, 2), ("a", "b"), None, None)
 
 
 def test_an_indented_line_goes_on_with_the_one_before() -> None:
@@ -78,11 +78,11 @@ def test_a_note_that_is_a_variant_of_nothing() -> None:
         (changed("cause: wrapper", "reason: wrapper"), "there is no key 'reason'"),
         (changed("step: 2", "step: 2\nstep: 3"), "'step' is there twice"),
         (changed("step: 2", "step: two"), "`step` is 'two'"),
-        (changed("step: 2\n", ""), "says `cause`, `step` and `odd ranks` too"),
+        (changed("step: 2\n", ""), "says `cause`, `step` and `outliers` too"),
         (changed("DDP202", "202"), "`expect` is '202'"),
         (changed("ranks: 3\n", ""), "`ranks` is missing"),
         (changed("ranks: 3\n", "ranks: 0\n"), "`ranks` is '0'"),
-        (changed("odd ranks: 0 1", "odd ranks: first"), "`odd ranks` is 'first'"),
+        (changed("outliers: 0 1", "outliers: first"), "`outliers` is 'first'"),
         (changed("also: DDP209", "also: more"), "`also` has 'more'"),
         (changed("cause:", "severity: error\ncause:"), "`severity` is 'error'"),
         (changed("torchrun", "srun"), "`launcher` is 'srun'"),

@@ -26,7 +26,7 @@ FAULT = Header(
     seen_in="minimind#853",
     cause="wrapper | bypassed",
     step=2,
-    odd_ranks=(0, 1),
+    outliers=(0, 1),
 )
 SOUND = Header(
     path=Path("examples/healthy/plain.py"), title="", expect=NOTHING, ranks=(1, 2), cases=("a", "b")

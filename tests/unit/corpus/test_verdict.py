@@ -20,7 +20,7 @@ FAULT = Header(
     cause="Wrapper bypassed",
     stage="applied",
     step=2,
-    odd_ranks=(0, 1),
+    outliers=(0, 1),
     parameter="net.0.*",
 )
 SOUND = Header(path=Path("examples/healthy/plain.py"), title="", expect=NOTHING, ranks=(2,))
