@@ -152,6 +152,23 @@ NON_PERSISTENT = PrivateName(
     "buffers that checkpoints do not contain are compared too",
     on_instances=True,
 )
+# Collectives that these modules of torch call carry parameters and their gradients, not activations.
+PARAMETER_MODULES = (
+    "torch.distributed.fsdp.",
+    "torch.distributed._composable.",
+    "torch.distributed.checkpoint.",
+    "torch.nn.utils.clip_grad",
+)
+_CHILDREN_CHECK = "modules inside it are taken for modules that nothing wraps"
+WRAPPED_CHILDREN = (
+    PrivateName("torch._dynamo.eval_frame:OptimizedModule", "_orig_mod", _CHILDREN_CHECK, True),
+    PrivateName(
+        "torch.distributed.fsdp:FullyShardedDataParallel", "_fsdp_wrapped_module", _CHILDREN_CHECK, True
+    ),
+)
+_LOSS_CHECK = "a loss that is a mean over unequal counts is taken for a sum"
+LOSS_REDUCTION = PrivateName("torch.autograd.graph:Node", "_saved_reduction", _LOSS_CHECK, True, True)
+LOSS_FACTOR = PrivateName("torch.autograd.graph:Node", "_saved_other", _LOSS_CHECK, True, True)
 LOCAL_SHARD = PrivateName(
     "torch.nn:Parameter", "_st_info", "DDP over DTensor parameters is not compared", True, True
 )
@@ -310,6 +327,16 @@ SYNC_STATES = PrivateName(
     "torch.nn.parallel.distributed",
     "_sync_module_states",
     "the first broadcast is not measured in the start-up",
+)
+
+# Functions of torch by which a hang is explained from the stack of a rank. The launcher, which has no torch, compares
+# their names; here they are only looked up.
+_HANG_CHECK = "a hang inside it is reported without its cause"
+HANG_FUNCTIONS = tuple(
+    PrivateName(_DDP, name, _HANG_CHECK) for name in ("_sync_module_buffers", "_ddp_init_helper")
+)
+LOADER_WAITS = tuple(
+    PrivateName(_WORKER_ITERATOR, name, _WORKERS_CHECK) for name in ("_try_get_data", "_get_data")
 )
 
 # Profilers.

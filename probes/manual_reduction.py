@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.scan.scanner import Scan, TensorScanner, sketch_text
 from ddpcheck.records.kinds.gradients import ManualReductionRecord
@@ -173,14 +174,13 @@ def _scale_of_mean(node: Any, terms: int = _MAX_TERMS) -> float | None:
         if factor is None or inner is None:
             return None
         return inner / factor if name.startswith("Div") else inner * factor
-    return (
-        1.0 if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _MEAN else None
-    )
+    is_mean = name.startswith("MeanBackward") or torch_compat.read(torch_compat.LOSS_REDUCTION, node) == _MEAN
+    return 1.0 if is_mean else None
 
 
 def _factor(node: Any) -> float | None:
     """The number by which the loss is multiplied or divided. A value on a device would have to be waited for."""
-    other = getattr(node, "_saved_other", None)
+    other = torch_compat.read(torch_compat.LOSS_FACTOR, node)
     if other is None or not other.is_cpu or other.dim() or other.requires_grad:
         return None
     value = float(other)

@@ -25,7 +25,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Wrappers of other libraries that keep the shards of a rank as ordinary parameters.
 _SHARDING_WRAPPERS = frozenset({"FullyShardedDataParallel"})
 # The names under which torch.compile and FSDP1 hold the module that they wrap.
-_WRAPPED_CHILDREN = frozenset({"_orig_mod", "_fsdp_wrapped_module"})
+_WRAPPED_CHILDREN = frozenset(private.name for private in torch_compat.WRAPPED_CHILDREN)
 # Bounds the way up to the root of a module tree.
 _MAX_DEPTH = 100
 # Ordinals of unwrapped modules: a hash of their contents in this range.

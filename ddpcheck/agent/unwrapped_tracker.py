@@ -28,14 +28,6 @@ from ddpcheck.agent.used_modules import UsedModules, track_used
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 
-# Collectives that these modules of torch call carry parameters and their gradients, not activations.
-_ABOUT_PARAMETERS = (
-    "torch.distributed.fsdp.",
-    "torch.distributed._composable.",
-    "torch.distributed.checkpoint.",
-    "torch.nn.utils.clip_grad",
-)
-
 
 class UnwrappedTracker:
     """Owns the unwrapped parameters of each optimizer, and the modules that are used without being trained."""
@@ -226,7 +218,7 @@ def _is_about_parameters() -> bool:
     """Whether a wrapper of torch, or its clipping of sharded gradients, issues the collective that is being called."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_ABOUT_PARAMETERS):
+        if frame.f_globals.get("__name__", "").startswith(torch_compat.PARAMETER_MODULES):
             return True
         frame = frame.f_back
     return False

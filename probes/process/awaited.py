@@ -47,7 +47,7 @@ _DEVICE_CALLS = frozenset(
 _DEVICE_CASTS = frozenset({"float", "int", "bool"})
 # The functions in which a loader waits for its workers, and how many frames below them are searched.
 _LOADER_FILE = "/torch/utils/data/dataloader.py"
-_LOADER_WAITS = frozenset({"_try_get_data", "_get_data"})
+_LOADER_WAITS = frozenset(private.name for private in torch_compat.LOADER_WAITS)
 _DEEPEST = 12
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

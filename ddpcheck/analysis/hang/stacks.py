@@ -19,6 +19,7 @@ Frame = Sequence[Any]  # [file, line, function]
 _C10D = "/torch/distributed/"
 _DDP = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = "/torch/autograd/"
+# Functions of torch, listed in `torch_compat`.
 _BUFFERS = ("_sync_buffers", "_sync_module_buffers")
 _WRAPPING = ("__init__", "_verify_param_shape_across_processes", "_sync_module_states", "_ddp_init_helper")
 # Decorators of torch.distributed: not the function that the user called.
