@@ -341,6 +341,9 @@ def _quoted(text: str) -> str:
     return mask_text(text[:4000])[:500]
 
 
+reach_workers_of_ray = GUARD.protect("agent", "ray", training_thread.reach_workers_of_ray)
+
+
 def install() -> None:
     """Called once torch's DDP module has been imported."""
     config = Config.from_environment(os.environ)
@@ -348,7 +351,7 @@ def install() -> None:
         GUARD.last_resort = _report_early_fault
         GUARD.surroundings = torch_compat.suspend_user_modes
         GUARD.capture_checks = device_api.CAPTURE_CHECKS
-        GUARD.protect("agent", "ray", training_thread.reach_workers_of_ray)()
+        reach_workers_of_ray()
         Agent(config).install()
 
 

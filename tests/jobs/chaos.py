@@ -78,6 +78,12 @@ def everything(rank: int, world_size: int) -> list[Any]:
         own_optimizer.step()
     torch.distributed.all_to_all_single(torch.empty(world_size), torch.ones(world_size))
     torch.distributed.reduce(torch.ones(1), 0)
+    agent = sys.modules.get("ddpcheck.agent.install")
+    if agent is not None:
+        # Called when the agent is installed, before the ranks are forked.
+        agent.reach_workers_of_ray()
+    if os.environ["BREAK"].partition(".")[0] in ("", "checkpoints"):
+        checkpoint_formats(beside)
     if os.environ["BREAK"] in ("", "agent.compile"):
         # It imports the compiler, which takes seconds.
         torch.compile(nn.Identity(), backend="eager")
@@ -91,6 +97,18 @@ def everything(rank: int, world_size: int) -> list[Any]:
         except ValueError:
             sys.excepthook(*sys.exc_info())
     return [ddp, optimizer, scaler.state_dict(), beside]
+
+
+def checkpoint_formats(module: nn.Module) -> None:
+    """Each rank saves and loads for itself. Importing the packages takes seconds."""
+    from safetensors.torch import load_file, save_file
+    from torch.distributed import checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(module.state_dict(), f"{folder}/weights.safetensors")
+        load_file(f"{folder}/weights.safetensors")
+        checkpoint.save(module.state_dict(), checkpoint_id=f"{folder}/parts", no_dist=True)
+        checkpoint.load(module.state_dict(), checkpoint_id=f"{folder}/parts", no_dist=True)
 
 
 def rank_main(rank: int, name: str, world_size: int, results: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -22,7 +23,9 @@ PREFIX = "ddpcheck-lab"
 # Addresses for network benchmarks (RFC 2544), which no real network uses.
 _NETWORK = "198.18.7"
 _FURTHER = "198.19"
-_OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
+_OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-[-\w]+")
+# A process may have several labs at a time.
+_labs = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def make_lab(count: int, folder: Path, cards: Sequence[int] = ()) -> Iterator[La
     speed.
     """
     sweep()
-    stem = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}"
+    stem = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_labs)}"
     names = [f"{stem}-switch", *(f"{stem}-{number}" for number in range(count))]
     hosts: list[Host] = []
     try:

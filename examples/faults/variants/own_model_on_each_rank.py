@@ -5,7 +5,7 @@ Only the accuracy is shared. Nothing shows whether the ranks were meant to train
 variant of: -
 ranks: 3
 expect: DDP606
-cause: no module is wrapped
+cause: no trained module is wrapped in DDP
 step: none
 outliers: 0 1 2
 """

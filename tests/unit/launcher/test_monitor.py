@@ -213,6 +213,8 @@ class Turns:
             return False
 
         monkeypatch.setattr(RunReader, "poll", poll)
+        # The process of the tests may have children that use torch; a note on them would be a new file.
+        monkeypatch.setattr("ddpcheck.launcher.unwatched.descendants", lambda pid: [])
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.follow = follower(folder, fail_fast)
 

@@ -11,6 +11,7 @@ import pytest
 
 from ddpcheck.config import Config
 from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
+from ddpcheck.launcher.process.process_table import descendants
 from ddpcheck.launcher.unwatched import UnwatchedProcesses, isolates, why_unwatched
 from ddpcheck.records.reasons import Unwatched
 
@@ -108,6 +109,12 @@ def test_each_reason_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert child.stdout is not None
             child.stdout.readline()
         logged: list[Unwatched] = []
+        # The process of the tests has further children.
+        started = {child.pid for child in children}
+        monkeypatch.setattr(
+            "ddpcheck.launcher.unwatched.descendants",
+            lambda pid: [process for process in descendants(pid) if process.pid in started],
+        )
         monkeypatch.setattr("ddpcheck.launcher.unwatched.LOOK_SECONDS", (0.0,))
         processes = UnwatchedProcesses(str(tmp_path), lambda why, name: logged.append(why))
         processes.tick()

@@ -82,6 +82,10 @@ class Recorder:
     def current_stream(self, device: torch.device) -> str:
         return "the user's"
 
+    def device(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        self.calls.append("enter device")
+        return contextlib.nullcontext()
+
     def stream(self, side: Any) -> contextlib.AbstractContextManager[None]:
         self.calls.append("enter side stream")
         return contextlib.nullcontext()
@@ -113,6 +117,7 @@ def test_a_copy_from_a_device_waits_only_when_its_result_is_asked_for(
     assert streams.calls == [
         "new side stream",
         "side waits for the user's",
+        "enter device",
         "enter side stream",
         "record event",
     ]

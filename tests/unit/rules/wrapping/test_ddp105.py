@@ -33,7 +33,7 @@ def used(
     return build
 
 
-@pytest.mark.parametrize("evidence", list(UseEvidence))
+@pytest.mark.parametrize("evidence", [each for each in UseEvidence if each is not UseEvidence.COPIED])
 def test_a_module_that_is_used_with_a_ddp_module(tmp_path: Path, evidence: UseEvidence) -> None:
     finding = used(tmp_path, evidence).end().only("DDP105")
     assert finding.severity is Severity.ERROR
@@ -46,6 +46,10 @@ def test_without_a_connection_it_is_a_note(tmp_path: Path) -> None:
     finding = used(tmp_path, None).end().findings("DDP105")[0]
     assert finding.severity is Severity.NOTE
     assert "not judged" in finding.message
+
+
+def test_a_copy_that_each_rank_renews_at_its_own_time_is_a_note(tmp_path: Path) -> None:
+    assert used(tmp_path, UseEvidence.COPIED).end().findings("DDP105")[0].severity is Severity.NOTE
 
 
 def test_a_constant_module_is_a_warning(tmp_path: Path) -> None:
