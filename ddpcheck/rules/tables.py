@@ -17,8 +17,12 @@ def readme_table() -> str:
 
 
 def findings_table() -> str:
-    rows = [f"| [{rule.code}](../ddpcheck/explanations/{rule.code}.md) | {rule.title} |" for rule in rules()]
-    return "\n".join(["| code | what |", "|---|---|", *rows])
+    rows = [
+        f"| [{rule.code}](../ddpcheck/explanations/{rule.code}.md) | {rule.severity.value} | "
+        f"{'yes' if rule.live else ''} | {rule.title} |"
+        for rule in rules()
+    ]
+    return "\n".join(["| code | severity | while the job runs | what |", "|---|---|---|---|", *rows])
 
 
 TABLES = {Path("README.md"): readme_table, Path("docs/findings.md"): findings_table}
