@@ -184,7 +184,7 @@ class Agreement:
     forwards: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     rewritten: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     # All ranks wrote different values, but their parameters before the write had not been compared.
-    rewritten_apart: dict[ModuleKey, Disagreement] = field(default_factory=dict)
+    rewritten_differently: dict[ModuleKey, Disagreement] = field(default_factory=dict)
     # Applied gradients that were not digested, since the last comparison of parameters.
     windows: AppliedWindows = field(default_factory=AppliedWindows)
     # Modules of which all ranks applied the same gradients although DDP had not reduced them: the job does it itself.
@@ -226,7 +226,7 @@ class Agreement:
         if isinstance(record, DigestRecord) and record.of == _PARAMETERS:
             if module not in self.unsampled or self._has_diverged(module):
                 for settled in self._use.add(rank, module, key, record):
-                    self._settle(settled)
+                    self._compare_pending(settled)
             elif record.stage == _USED:
                 self._settle_unsampled(rank, key, record.root)
             if record.stage == _USED:
@@ -252,7 +252,7 @@ class Agreement:
         for key in sorted(self._pending.end_rank(rank)):
             self._finish(key)
         for key in settled:
-            self._settle(key)
+            self._compare_pending(key)
 
     def end_all(self) -> None:
         """No rank reports anything more."""
@@ -261,7 +261,7 @@ class Agreement:
         for key in sorted(self._pending):
             self._finish(key)
         for key in sorted(self._unconfirmed):
-            self._settle(key, complete=True)
+            self._compare_pending(key, complete=True)
         for held in self._held.values():
             for disagreement in held:
                 self._count(disagreement)
@@ -297,9 +297,9 @@ class Agreement:
         differ = len({record.root for record in digests.values()}) > 1
         if differ and key.stage == _PARAMS and key.of == _PARAMETERS and key.optimizer >= 0:
             self._unconfirmed[key] = disagreement
-            self._settle(key)
+            self._compare_pending(key)
             if len(self._unconfirmed) > _MOST_UNCONFIRMED:
-                self._settle(min(self._unconfirmed), complete=True)
+                self._compare_pending(min(self._unconfirmed), complete=True)
         elif differ and key.stage == _APPLIED and key.of == _GRADIENTS:
             self._hold(disagreement)
         elif differ:
@@ -338,7 +338,7 @@ class Agreement:
         stats.compared += 1
         self._note_series(key, step, ())
 
-    def _settle(
+    def _compare_pending(
         self, key: ComparisonKey, complete: bool = False, used: Mapping[int, str] | None = None
     ) -> None:
         """Decide whether ranks that differed after a step still differ where their parameters are used.
@@ -380,7 +380,7 @@ class Agreement:
             del self._unsampled_use[key]
             for open_key in sorted(self._unconfirmed):
                 if open_key.module == key.module and open_key.step <= key.step:
-                    self._settle(open_key, used=used)
+                    self._compare_pending(open_key, used=used)
         elif len(self._unsampled_use) > MOST_PENDING:
             del self._unsampled_use[next(iter(self._unsampled_use))]
 
@@ -473,7 +473,7 @@ class Agreement:
                 if is_current or len(known) < len(digests):
                     self.rewritten[key.module] = disagreement
                 else:
-                    self.rewritten_apart.setdefault(key.module, disagreement)
+                    self.rewritten_differently.setdefault(key.module, disagreement)
 
     def _has_diverged(self, module: ModuleKey) -> bool:
         return self.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS).first is not None

@@ -104,15 +104,15 @@ class Reunions:
     # Steps after which replicas that had been used with different values took over the same new values on every rank,
     # as an average of the replicas is.
     averaged: list[int] = field(default_factory=list)
-    _apart: bool = False
+    _diverged: bool = False
 
     def add(self, step: int, after_step: Mapping[int, str], used: Mapping[int, str]) -> None:
         self.count += 1
         on_all_ranks = all(used[rank] != root for rank, root in after_step.items())
-        if self._apart and on_all_ranks and len(self.averaged) < _MOST_STEPS:
+        if self._diverged and on_all_ranks and len(self.averaged) < _MOST_STEPS:
             self.averaged.append(step)
-        self._apart = False
+        self._diverged = False
 
     def add_difference(self) -> None:
         """Replicas were used with different values."""
-        self._apart = True
+        self._diverged = True

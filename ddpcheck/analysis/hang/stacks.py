@@ -183,7 +183,7 @@ class RankStack:
     def activity(self) -> str:
         """What the training thread of a rank that may go on did when it was last asked, as a phrase after "it"."""
         if _TIMER_SLEEP in self.sleeps_in:
-            return "sleeps there, as code does that waits for something and looks again"
+            return "sleeps between polls of something it waits for"
         if self.sleeps_in in ("", "0"):
             return "uses the processor there"
         return (

@@ -33,18 +33,18 @@ def laid_out(gradients: Iterable[Gradient], limits: Sequence[int]) -> list[Bucke
 
     The n-th bucket of a type has the n-th limit; the last limit holds for all that follow.
     """
-    open_ones: dict[str, list[Gradient]] = {}
+    open_buckets: dict[str, list[Gradient]] = {}
     closed: dict[str, int] = {}
     buckets: list[Bucket] = []
     for gradient in gradients:
-        held = open_ones.setdefault(gradient.dtype, [])
+        held = open_buckets.setdefault(gradient.dtype, [])
         held.append(gradient)
         number = closed.get(gradient.dtype, 0)
         if sum(each.bytes for each in held) >= limits[min(number, len(limits) - 1)]:
             buckets.append(_bucket(held))
-            open_ones[gradient.dtype] = []
+            open_buckets[gradient.dtype] = []
             closed[gradient.dtype] = number + 1
-    return buckets + [_bucket(held) for held in open_ones.values() if held]
+    return buckets + [_bucket(held) for held in open_buckets.values() if held]
 
 
 def _bucket(held: Sequence[Gradient]) -> Bucket:

@@ -99,9 +99,9 @@ def _contents(context: RuleContext, module: ModuleKey, loader: int, samples: Loa
         if not part.stable or part.cross_differ < FEWEST:
             continue
         differing = samples.differing(number)
-        witness = _same_besides(stats, number, differing)
-        if witness is not None or (part.is_label and _renamed(samples, stats, number)):
-            findings.append(_differs(context, module, samples, stats, number, differing, witness))
+        equal_part = _part_that_agrees(stats, number, differing)
+        if equal_part is not None or (part.is_label and _renamed(samples, stats, number)):
+            findings.append(_differs(context, module, samples, stats, number, differing, equal_part))
     # DDP302 reports datasets with other entries, which have some samples under other indices too.
     splits = context.attempt.data.splits.get(module, [])
     if not findings and not any(each.loader == loader and each.other_data(len(module[0])) for each in splits):
@@ -123,7 +123,7 @@ def _moved(samples: LoaderSamples, part: PartStats, number: int) -> bool:
     )
 
 
-def _same_besides(
+def _part_that_agrees(
     stats: list[PartStats], number: int, differing: list[tuple[int, Visit, Visit]]
 ) -> int | None:
     """Another part that is the same where this one differs: the ranks do have the same sample."""
@@ -165,7 +165,7 @@ def _differs(
     stats: list[PartStats],
     number: int,
     differing: list[tuple[int, Visit, Visit]],
-    witness: int | None,
+    equal_part: int | None,
 ) -> Finding:
     part = stats[number]
     index, one, two = differing[0]
@@ -175,13 +175,15 @@ def _differs(
         "I": "the same samples are encoded differently",
         "f": "the same samples have different inputs",
     }[part.kind]
-    beside = f", while their {_PARTS[stats[witness].kind]} is the same" if witness is not None else ""
+    while_equal = (
+        f", while their {_PARTS[stats[equal_part].kind]} is the same" if equal_part is not None else ""
+    )
     ranks = samples.outliers(number)
     compared = part.cross_equal + part.cross_differ
     cause, fix = _CAUSES[part.kind]
     return context.finding(
         RULE,
-        f"On different ranks, {subject}: in {part.cross_differ} of {compared} comparisons{beside}. Sample {index} "
+        f"On different ranks, {subject}: in {part.cross_differ} of {compared} comparisons{while_equal}. Sample {index} "
         f"differs between rank {one.rank} and rank {two.rank}; on one rank it is always the same.",
         severity={"i": Severity.ERROR, "I": Severity.WARNING, "f": Severity.NOTE}[part.kind],
         module=module,

@@ -133,7 +133,7 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
         step=first.step,
         stage=Stage.REDUCED.value,
         parameter=name,
-        ranks=_odd_ranks(checks) if len(ranks) > 2 and _odd_ranks(checks) else tuple(sorted(ranks)),
+        ranks=_outlier_ranks(checks) if len(ranks) > 2 and _outlier_ranks(checks) else tuple(sorted(ranks)),
         evidence=evidence,
         cause=_cause(hooks, checks, len(module[0])),
         fix="In a communication hook, divide once by the size of the group and by nothing else. Without a hook, "
@@ -183,7 +183,7 @@ def _errors_cancel(checks: MeanCheckStats) -> bool:
     return errors.backwards >= _FEWEST_BACKWARDS and errors.summed <= _LARGEST_SUM_ERROR * errors.single
 
 
-def _odd_ranks(checks: MeanCheckStats) -> tuple[int, ...]:
+def _outlier_ranks(checks: MeanCheckStats) -> tuple[int, ...]:
     """The ranks that are missing from the mean, if that is what is wrong. Of two ranks, either could be."""
     if checks.actual:
         return () if checks.actual_rank is None else (checks.actual_rank,)

@@ -59,7 +59,7 @@ def _written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explan
 @RULE.explains_parameters(Precedence.UNEXPLAINED - 10)
 def _perhaps_written(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
     """All ranks wrote different values, but the parameters before that had not been compared."""
-    root = attempt.agreement.rewritten_apart.get(module)
+    root = attempt.agreement.rewritten_differently.get(module)
     if root is None or root.key.step > first.key.step:
         return None
     cause = (

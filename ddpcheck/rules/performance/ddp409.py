@@ -57,7 +57,7 @@ def _barrier(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[
         stage="barrier",
         ranks=table.group,
         evidence=_evidence(by_rank, cost_us, share),
-        cause=f"barrier() is called in the training loop, at {_places(by_rank)}",
+        cause=f"barrier() is called in the training loop, at {_locations(by_rank)}",
         fix="Remove the barrier: DDP's AllReduce already makes every rank wait for the others, and a training step "
         "needs no other order between ranks.",
     )
@@ -69,13 +69,14 @@ def _device(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[W
     return context.finding(
         RULE,
         f"In every step the host waits {waited_us / 1000:.2f} ms for the device ({share:.1%} of "
-        f"{table.step_us / 1000:.1f} ms), at {_places(by_rank)}. While it waits it launches nothing: the device idles "
-        "from the end of its work until the next kernel arrives. That gap is the cost, and it is at most this long.",
+        f"{table.step_us / 1000:.1f} ms), at {_locations(by_rank)}. While it waits it launches nothing: the device "
+        "idles from the end of its work until the next kernel arrives. That gap is the cost; it is at most this "
+        "long.",
         severity=Severity.NOTE,
         stage="device",
         ranks=tuple(by_rank),
         evidence=_evidence(by_rank, waited_us, share),
-        cause=f"values of device tensors are read, or the device is synchronised, in every step: {_places(by_rank)}",
+        cause=f"values of device tensors are read, or the device is synchronised, in every step: {_locations(by_rank)}",
         fix="Read values such as the loss every 50 or 100 steps, accumulate them in a tensor on the device, or copy "
         "them with non_blocking=True and read them a step later.",
     )
@@ -98,7 +99,7 @@ def _sites(by_rank: Mapping[int, Sequence[WaitingSite]]) -> list[WaitingSite]:
     return list(longest.values())[:MOST_SITES]
 
 
-def _places(by_rank: Mapping[int, Sequence[WaitingSite]]) -> str:
+def _locations(by_rank: Mapping[int, Sequence[WaitingSite]]) -> str:
     return ", ".join(
         f"{site.where.rpartition('/')[2] or 'a library'} ({site.function})" for site in _sites(by_rank)
     )
