@@ -25,6 +25,7 @@ from ddpcheck.agent.tracked_optimizer import (
 )
 from ddpcheck.agent.unwrapped_tracker import UnwrappedTracker
 from ddpcheck.guard import GUARD
+from ddpcheck.probes.digest.device_copy import copy_to_host
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
 
@@ -229,6 +230,7 @@ class Dispatcher:
         self._stepped = tracked = self._tracked(optimizer)
         if tracked is None:
             return
+        tracked.read_scale()
         for module in tracked.modules:
             if module.backward is not None:
                 module.backward.before_step()
@@ -305,11 +307,14 @@ class Dispatcher:
             tracked.scaled = enabled and isinstance(
                 torch_compat.read(torch_compat.SCALE, scaler), torch.Tensor
             )
-            tracked.scale = _scale(scaler, optimizer) if enabled else None
+            tracked.set_scale(None)
+            if enabled:
+                _copy_scale(scaler, optimizer, tracked)
 
     def scaler_after(self, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         tracked = self._optimizers.get(optimizer)
         if tracked is not None and self._step_count == self._steps_before:
+            tracked.read_scale()
             if not tracked.side:
                 self.context.emit(Probe.step_skipped, tracked)
             tracked.scaled, tracked.scale = False, None
@@ -376,11 +381,16 @@ def _ignored(module: torch.nn.Module, given: dict[str, Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _scale(scaler: Any, optimizer: torch.optim.Optimizer) -> float | None:
-    """GradScaler's scale, or None if reading it would add a synchronisation with the device."""
+def _copy_scale(scaler: Any, optimizer: torch.optim.Optimizer, tracked: TrackedOptimizer) -> None:
+    """GradScaler's scale, read without waiting for a device.
+
+    Before GradScaler steps, it waits until it knows whether gradients are finite. A copy that was started before that
+    has arrived by then. A fused optimizer takes the scale on the device, and nothing waits.
+    """
     scale = torch_compat.read(torch_compat.SCALE, scaler)
     if not isinstance(scale, torch.Tensor):
-        return None
-    if scale.device.type != "cpu" and torch_compat.read(torch_compat.AMP_SCALING, optimizer, False):
-        return None
-    return float(scale.item())
+        return
+    if scale.device.type == "cpu":
+        tracked.set_scale(float(scale.item()))
+    elif not torch_compat.read(torch_compat.AMP_SCALING, optimizer, False):
+        tracked.pending_scale = copy_to_host(scale.detach().view(1, 1), in_order=True)

@@ -16,6 +16,7 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.agent.tracked_module import TrackedModule
+from ddpcheck.probes.digest.device_copy import HostCopy
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, str})
 _step_wrappers = torch_compat.frames_of(torch_compat.STEP_WRAPPER)
@@ -35,6 +36,8 @@ class TrackedOptimizer:
     # Whether a GradScaler scales the current step, and its scale if it can be read without waiting.
     scaled: bool = False
     scale: float | None = None
+    # The scale of the current step, on its way from the device.
+    pending_scale: HostCopy | None = None
     # The current hyperparameters, and a short digest of them.
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     hyper: str = ""
@@ -43,6 +46,20 @@ class TrackedOptimizer:
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
     # The values that `hyperparameters` was made from; empty if they may change in place.
     _values: list[Any] = field(default_factory=list)
+
+    def read_scale(self) -> None:
+        """Take over the scale that was copied from the device."""
+        copy = self.pending_scale
+        if copy is not None:
+            # True, because GradScaler has waited for the device before it calls the step; then reading does not wait.
+            copy.ready()
+            self.set_scale(float(copy.rows()[0][0]))
+
+    def set_scale(self, scale: float | None) -> None:
+        # The same object while the value is the same: `refresh` compares by identity.
+        known = self._values[0] if self._values else None
+        self.scale = known if scale == known else scale
+        self.pending_scale = None
 
     def refresh(self) -> None:
         """Read the hyperparameters of the last step. If they have not changed, the object stays the same."""

@@ -43,21 +43,27 @@ class StreamCopy:
     """Results copied to pinned memory on a side stream, followed by an event.
 
     The hash runs in order on the user's stream and reads the values of that moment; only the copy uses the side stream.
+    A copy `in_order` runs on the user's stream too: once the program itself has waited for that stream, it is complete.
     """
 
     __slots__ = ("_event", "_host", "_is_ready")
 
-    def __init__(self, lanes: torch.Tensor, api: DeviceApi, *, pin_memory: bool = True) -> None:
+    def __init__(
+        self, lanes: torch.Tensor, api: DeviceApi, *, pin_memory: bool = True, in_order: bool = False
+    ) -> None:
         self._is_ready = False
-        side = api.side_stream(lanes.device)
-        side.wait_stream(api.current_stream(lanes.device))
         self._host = torch.empty(lanes.shape, dtype=lanes.dtype, device="cpu", pin_memory=pin_memory)
-        with api.on_stream(side, lanes.device):
+        stream = current = api.current_stream(lanes.device)
+        if not in_order:
+            stream = api.side_stream(lanes.device)
+            stream.wait_stream(current)
+        with api.on_stream(stream, lanes.device):
             self._host.copy_(lanes, non_blocking=True)
             self._event = api.event()
-            self._event.record(side)
-        # The allocator must not reuse the memory on the user's stream before the copy has read it.
-        lanes.record_stream(side)
+            self._event.record(stream)
+        if not in_order:
+            # The allocator must not reuse the memory on the user's stream before the copy has read it.
+            lanes.record_stream(stream)
 
     def ready(self) -> bool:
         # Not queried again once it is complete: each query is a call into the driver.
@@ -75,7 +81,7 @@ class StreamCopy:
         return rows
 
 
-def copy_to_host(lanes: torch.Tensor) -> HostCopy:
+def copy_to_host(lanes: torch.Tensor, *, in_order: bool = False) -> HostCopy:
     """Start the copy to the host."""
     api = api_of(lanes.device)
-    return DirectCopy(lanes) if api is None else StreamCopy(lanes, api)
+    return DirectCopy(lanes) if api is None else StreamCopy(lanes, api, in_order=in_order)
