@@ -50,6 +50,7 @@ def test_another_host_name_and_read_only_root(ddpcheck: RunWatched, tmp_path: Pa
     folder = tmp_path / "runs"
     folder.mkdir()
     inside = f'hostname inside && mount --bind {folder} {folder} && mount -o remount,bind,ro / && exec "$@"'
-    command = ("unshare", "--mount", "--uts", "sh", "-c", inside, "sh", *JOB)
+    # The job itself needs a folder for temporary files.
+    command = ("unshare", "--mount", "--uts", "sh", "-c", inside, "sh", "env", f"TMPDIR={folder}", *JOB)
     watched = ddpcheck(*command, out=folder / "run")
     assert_healthy(watched, world_size=2, steps=3)
