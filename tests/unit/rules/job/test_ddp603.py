@@ -263,7 +263,7 @@ def test_a_rank_that_polls_until_the_others_give_up(job: Hung) -> None:
     job.details[1] = {"sleeps_in": "hrtimer_nanosleep"}
     [finding] = job.timed_out()
     assert (finding.code, finding.ranks, finding.severity.value) == ("DDP603", (1,), "error")
-    assert "at /home/me/train.py:77, rank 1 sleeps there" in finding.cause
+    assert "at /home/me/train.py:77, rank 1 sleeps between polls" in finding.cause
     assert "torch's own timeout ended the job" in finding.message
 
 
