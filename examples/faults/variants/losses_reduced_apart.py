@@ -1,10 +1,10 @@
-"""Two losses, each with its own forward and backward through the wrapper: all gradients are reduced twice per step.
+"""Three losses, each with its own forward and backward through the wrapper: gradients are reduced three times per step.
 
 variant of: every_micro_batch_reduced
 seen in: -
 ranks: 2
 expect: DDP406
-cause: 2 backwards per step
+cause: 3 backwards per step
 stage: wait
 step: none
 outliers: 0 1
@@ -25,10 +25,11 @@ def main():
     drawn = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(40):
         inputs = torch.randn(2, 1024, generator=drawn)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         (model(inputs) - inputs[:, :16]).square().mean().backward()
         noisy = inputs + 0.1 * torch.randn(inputs.shape, generator=drawn)
         (model(noisy) - inputs[:, :16]).abs().mean().backward()
+        (0.1 * model(noisy).square().mean()).backward()
         optimizer.step()
     dist.destroy_process_group()
 
