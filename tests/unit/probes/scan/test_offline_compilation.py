@@ -111,8 +111,10 @@ def test_the_loop_reads_with_wide_loads_and_no_double_precision(
     assert len(loop.body) / WORDS_PER_THREAD <= LIMITS[kind], len(loop.body) / WORDS_PER_THREAD
 
 
-def test_other_orders_of_memory_compile(tmp_path: Path) -> None:
-    assert resources(tmp_path, for_nvidia(90, kernels.ALL_KINDS, orders=True).asm["cubin"])[0] > 0
+def test_other_orders_of_memory_fit_into_the_registers(tmp_path: Path) -> None:
+    """One kind of element: the part that finds the position of an element is the same for all kinds."""
+    registers, _ = resources(tmp_path, for_nvidia(90, 1 << Kind.FLOAT32, orders=True).asm["cubin"])
+    assert registers <= kernels.MOST_REGISTERS
 
 
 def test_it_compiles_for_amd_without_spills_and_with_wide_loads() -> None:
