@@ -268,8 +268,10 @@ class RankContext:
         self.over = True
         self._handlers = {event: [] for event in EVENTS}
         self._writer.close(EndRecord(reason, time.time(), error, where, self._writer.dropped, left))
-        if self._writer.failed and self.exchange is not None:
-            self.exchange.report_write_error(self._writer.failed)
+        if self.exchange is not None:
+            if self._writer.failed:
+                self.exchange.report_write_error(self._writer.failed)
+            self.exchange.remove_if_abandoned(Path(self.config.exchange_file))
 
     def abandon(self) -> None:
         """Called in a forked child, which is not a rank."""

@@ -7,6 +7,7 @@ whose checksum does not match.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -239,6 +240,15 @@ class ShmExchange:
         if current != key:
             return None
         return [data[i : i + LEAF] for i in range(0, len(data), LEAF)]
+
+    def remove_if_abandoned(self, path: Path) -> None:
+        """Remove the file if its launcher was killed: it holds a lock while it exists. Open views stay usable."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                path.unlink(missing_ok=True)
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         self._words.release()

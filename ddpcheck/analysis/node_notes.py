@@ -102,11 +102,13 @@ class NodeNotes:
     stalls: dict[str, Hang] = field(default_factory=dict)
 
 
-def read_notes(path: Path, description: Mapping[str, Any]) -> NodeNotes:
-    """Read the node logs of a run. `description`: the contents of run.json."""
+def read_notes(
+    path: Path, description: Mapping[str, Any], lines: Sequence[tuple[str, bytes]] = ()
+) -> NodeNotes:
+    """Read the node logs of a run. `description`: the contents of run.json; `lines`: what could not be written."""
     unwritten = description.get("unwritten")
     notes = NodeNotes(unwritten=unwritten if isinstance(unwritten, int) else 0)
-    for _, record in NodeLogReader(path).read(_NOTES):
+    for _, record in NodeLogReader(path, lines).read(_NOTES):
         _add(notes, record)
     return notes
 

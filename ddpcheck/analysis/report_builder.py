@@ -32,6 +32,7 @@ from ddpcheck.rules.job.ddp605 import failed_rule
 from ddpcheck.rules.rule import Rule, in_report_order, rule_of
 
 _JOB = "TORCHELASTIC_RUN_ID"
+NO_END = "they have no end, and the launcher is gone"
 
 
 def recovered_by(attempts: Sequence[Attempt], rows: Sequence[Sequence[RankSummary]]) -> list[int | None]:
@@ -67,20 +68,28 @@ def _restart(attempt: Attempt) -> int:
     return max((rank.header.restart for rank in attempt.ranks.values()), default=0)
 
 
-def analyse_run(path: Path, *, course: bool = False) -> Report:
-    """Read a stored run and build its report."""
+def analyse_run(path: Path, *, course: bool = False, abandoned: bool = False) -> Report:
+    """Read a stored run and build its report. `abandoned`: its launcher is gone, and has not recorded the end."""
     description = read_description(path)
     run = RunReader(path)
-    return build_report(run, description, course=course)
+    return build_report(run, description, course=course, abandoned=abandoned)
 
 
-def build_report(run: RunReader, description: dict[str, Any], *, course: bool = False) -> Report:
+def build_report(
+    run: RunReader,
+    description: dict[str, Any],
+    *,
+    course: bool = False,
+    abandoned: bool = False,
+    unwritten: Sequence[tuple[str, bytes]] = (),
+) -> Report:
     """Read the remaining records of a run and build its report.
 
-    `course`: include time series, for reports that draw charts.
+    `course`: include time series, for reports that draw charts. `unwritten`: lines that the launcher could not write to
+    its log, with the name of the log.
     """
     run.finish()
-    notes = read_notes(run.path, description)
+    notes = read_notes(run.path, description, unwritten)
     exit_code = description.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) else None
     over = "ended" in description
@@ -89,6 +98,10 @@ def build_report(run: RunReader, description: dict[str, Any], *, course: bool = 
     restarts = recovered_by(attempts, ranks)
     unattributed = _faults_by_attempt(run.unattributed_faults, ranks)
     write_errors = write_errors_by_attempt(notes.write_errors, ranks)
+    if abandoned:
+        # These ranks were killed, or could not write: nobody knows whether their records are complete.
+        for errors, rows in zip(write_errors, ranks, strict=True):
+            errors |= {row.rank: NO_END for row in rows if row.status is RankStatus.RUNNING}
     machine = machine_of(run.path, attempts[-1])
     overlaps = [overlap_or_why(attempt, run.path) for attempt in attempts]
     times = [

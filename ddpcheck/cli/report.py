@@ -73,8 +73,11 @@ def report(
         _show_gradients(path, gradients)
         return
     from ddpcheck.analysis.report_builder import analyse_run
+    from ddpcheck.launcher.runs import launcher_has_ended
+    from ddpcheck.records.reader import read_run_file
 
-    result = analyse_run(path, course=config.tensorboard)
+    abandoned = launcher_has_ended(read_run_file(path))
+    result = analyse_run(path, course=config.tensorboard, abandoned=abandoned)
     if json:
         from ddpcheck.reports.json_report import to_json
 

@@ -15,6 +15,8 @@ from ddpcheck.agent.shm_exchange import create_exchange
 
 FOLDERS = ("/dev/shm", tempfile.gettempdir())
 _PREFIX = "ddpcheck-run-"
+# Of a file that its launcher has not locked yet.
+_NEW_PREFIX = ".ddpcheck-new-"
 _LOCKED_AFTER_SECONDS = 60.0
 
 
@@ -28,13 +30,8 @@ def exchange_file() -> Iterator[Path | None]:
     lock: int | None = None
     for folder in FOLDERS:
         _remove_abandoned(Path(folder))
-        candidate = Path(folder) / f"{_PREFIX}{os.getuid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
-            create_exchange(candidate)
-            path = candidate
-            # Held until this process ends, however it ends. Its children do not inherit it.
-            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            path, lock = _create_locked(Path(folder))
             break
     try:
         yield path
@@ -45,15 +42,43 @@ def exchange_file() -> Iterator[Path | None]:
             os.close(lock)
 
 
+def _create_locked(folder: Path) -> tuple[Path, int]:
+    """A new file and the descriptor that holds its lock. It gets its name only when it is locked."""
+    name = f"{os.getuid()}-{uuid.uuid4().hex[:12]}"
+    unlocked, path = folder / f"{_NEW_PREFIX}{name}", folder / f"{_PREFIX}{name}"
+    try:
+        create_exchange(unlocked)
+        # Held until this process ends, however it ends. Its children do not inherit it.
+        lock = os.open(unlocked, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            unlocked.rename(path)
+        except OSError:
+            os.close(lock)
+            raise
+    except OSError:
+        with contextlib.suppress(OSError):
+            unlocked.unlink(missing_ok=True)
+        raise
+    return path, lock
+
+
 def _remove_abandoned(folder: Path) -> None:
     """Remove the files of launchers that were killed. A lock shows that the launcher exists, in any container."""
     for path in folder.glob(f"{_PREFIX}{os.getuid()}-*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                # One that was created just now may not be locked yet.
-                if time.time() - os.fstat(descriptor).st_ctime > _LOCKED_AFTER_SECONDS:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-            finally:
-                os.close(descriptor)
+            _remove_unlocked(path)
+    for path in folder.glob(f"{_NEW_PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            # One that was created just now may not be locked yet.
+            if abs(time.time() - path.lstat().st_ctime) > _LOCKED_AFTER_SECONDS:
+                _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(descriptor)

@@ -58,8 +58,9 @@ class _JobEnd:
     run: RunReader
     status: ExitStatus
     seconds: float
-    # Lines that could not be written to the node log.
+    # Number of lines that could not be written to the node log, and the first of them.
     unwritten: int
+    unwritten_lines: tuple[tuple[str, bytes], ...]
 
 
 def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
@@ -73,13 +74,13 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
         end = _run_command(command, config, folder)
         own_pids: set[int] = set()
         if exchange is not None:
-            _log_write_errors(exchange, folder.path)
+            end = _log_write_errors(exchange, folder.path, end)
             own_pids = set(heartbeats(exchange))
     status = end.status
     log_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):
         return _report_with_peers(end, folder, config, outputs, own_pids)
-    finish_run(
+    description = finish_run(
         folder,
         status.returncode,
         end.seconds,
@@ -87,7 +88,7 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
         end.unwritten,
         interrupted=status.interrupted,
     )
-    return report_run(end.run, folder, status, config, outputs)
+    return report_run(end.run, folder, status, config, outputs, description, end.unwritten_lines)
 
 
 def _run_command(command: Sequence[str], config: Config, folder: RunFolder) -> _JobEnd:
@@ -112,16 +113,26 @@ def _run_command(command: Sequence[str], config: Config, folder: RunFolder) -> _
             node_log.close()
     # After an error the monitor's offsets into the files are unreliable: read them again from the beginning.
     reader = RunReader(folder.path) if monitor.failed else run
-    return _JobEnd(reader, status, time.monotonic() - started, node_log.lost + sampler.unwritten)
+    seconds = time.monotonic() - started
+    return _JobEnd(reader, status, seconds, node_log.lost + sampler.unwritten, _unwritten_lines(node_log))
 
 
-def _log_write_errors(exchange: Path, folder: Path) -> None:
-    """A rank that cannot write its record file reports that through the shared-memory file."""
+def _unwritten_lines(log: NodeLog) -> tuple[tuple[str, bytes], ...]:
+    return tuple((log.path.name, line) for line in log.unwritten)
+
+
+def _log_write_errors(exchange: Path, folder: Path, end: _JobEnd) -> _JobEnd:
+    """A rank that cannot write its record file reports that through the shared-memory file.
+
+    Often the launcher cannot write either, so the result contains what it could not write.
+    """
     node_log = NodeLog(folder)
     with contextlib.suppress(OSError):
         for rank, pid, text in write_errors(exchange):
             node_log.write("trouble", rank=rank, pid=pid, host=node_log.host, text=text)
     node_log.close()
+    lines = (*end.unwritten_lines, *_unwritten_lines(node_log))
+    return replace(end, unwritten=end.unwritten + node_log.lost, unwritten_lines=lines)
 
 
 def _report_with_peers(
@@ -154,8 +165,10 @@ def _report_with_peers(
         stopped = next(
             (reason for reason in [status.stop_reason, *(peer.stopped for peer in ends)] if reason), ""
         )
-        finish_run(folder, exit_code, end.seconds, stopped, end.unwritten, interrupted=status.interrupted)
-        return report_run(run, folder, status, config, outputs)
+        description = finish_run(
+            folder, exit_code, end.seconds, stopped, end.unwritten, interrupted=status.interrupted
+        )
+        return report_run(run, folder, status, config, outputs, description, end.unwritten_lines)
 
 
 def _host_list(hosts: Sequence[str]) -> str:
@@ -164,11 +177,24 @@ def _host_list(hosts: Sequence[str]) -> str:
 
 
 def report_run(
-    run: RunReader, folder: RunFolder, status: ExitStatus, config: Config, outputs: Outputs
+    run: RunReader,
+    folder: RunFolder,
+    status: ExitStatus,
+    config: Config,
+    outputs: Outputs,
+    description: dict[str, Any] | None = None,
+    unwritten: Sequence[tuple[str, bytes]] = (),
 ) -> int:
-    """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's."""
+    """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's.
+
+    `description`: what run.json should contain; `unwritten`: lines of the log. Neither may have been writable.
+    """
     try:
-        report = build_report(run, read_description(folder.path), course=outputs.tensorboard is not None)
+        # The folder may be gone, even where its contents are known.
+        description = {**read_description(folder.path), **(description or {})}
+        report = build_report(
+            run, description, course=outputs.tensorboard is not None, unwritten=unwritten
+        )
     except RunNotFound:
         sys.stderr.write(
             f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"

@@ -256,8 +256,8 @@ def finish_run(
     stopped: str = "",
     unwritten: int = 0,
     interrupted: bool = False,
-) -> None:
-    """Add how the run ended to run.json. If the disk is full, run.json stays as it is.
+) -> dict[str, Any]:
+    """Add how the run ended to run.json, and return all of it. If the disk is full, run.json stays as it is.
 
     Removes the micro-batches that ranks have handed over to each other: they contain samples.
     """
@@ -276,6 +276,7 @@ def finish_run(
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+    return record
 
 
 def write_report(report: Report, folder: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -264,15 +265,17 @@ class SamplerEndRecord(NodeRecord, frozen=True):
 class NodeLogReader:
     """Reads the node logs of a run folder. `skipped` counts lines that could not be decoded."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, unwritten: Sequence[tuple[str, bytes]] = ()) -> None:
+        """`unwritten`: lines that a launcher could not write, each with the name of its file."""
         self._folder = folder
+        self._unwritten = unwritten
         self.skipped = 0
 
     def read(self, kinds: Collection[type[NodeRecord]]) -> Iterator[tuple[str, NodeRecord]]:
         """The host and the record of each line with one of these kinds."""
         names = {kind.encode() for kind, cls in _kinds.items() if cls in kinds}
         hosts: dict[str, str] = {}
-        for file, line in node_lines(self._folder):
+        for file, line in chain(node_lines(self._folder), self._unwritten):
             match = _KIND.match(line)
             if match and match[1] in _decoders and match[1] not in names and match[1] != b"node":
                 continue

@@ -303,13 +303,19 @@ class StoreCompare:
             return
         finished = self._store.add(f"{self._prefix}/finished", 1)
         deadline = time.monotonic() + WAIT_SECONDS
-        while (
-            finished < self._store.add(f"{self._prefix}/representatives", 0) and time.monotonic() < deadline
-        ):
-            time.sleep(0.02)
-            finished = self._store.add(f"{self._prefix}/finished", 0)
+        self._wait_for_representatives("finished", finished, deadline)
         self._read_notice()
         self._context.write(NodesRecord(self._others, compared=self._compared))
+        left = self._store.add(f"{self._prefix}/left", 1)
+        if self._context.rank == 0:
+            # Its process may hold the store: the others must have read the last notice before it exits.
+            self._wait_for_representatives("left", left, deadline)
+
+    def _wait_for_representatives(self, counter: str, count: int, deadline: float) -> None:
+        """Wait until all representatives of modules have counted themselves."""
+        while count < self._store.add(f"{self._prefix}/representatives", 0) and time.monotonic() < deadline:
+            time.sleep(0.02)
+            count = self._store.add(f"{self._prefix}/{counter}", 0)
 
     def _set_once(self, name: str, value: str) -> str:
         """Set a key that is not set yet; returns the value that it has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -398,3 +399,17 @@ def test_forked_child_gets_its_own_slot(path: Path, monkeypatch: pytest.MonkeyPa
         os._exit(own_slot(path, 1)._slot)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert parent._slot == 0
+
+
+def test_the_file_of_a_killed_launcher_is_removed_by_a_rank(path: Path, start: Callable[[int], Rank]) -> None:
+    ranks = [start(0), start(1)]
+    with path.open("rb") as launcher:
+        fcntl.flock(launcher, fcntl.LOCK_SH)
+        ranks[0].remove_if_abandoned(path)
+        assert path.exists()
+    ranks[0].remove_if_abandoned(path)
+    assert not path.exists()
+    ranks[1].remove_if_abandoned(path)
+    # Views that are open stay usable.
+    ranks[0].publish(key(0), ROOT, LEAVES)
+    assert [entry.root for entry in ranks[1].new_entries()] == [ROOT]

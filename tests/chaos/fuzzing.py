@@ -1,0 +1,2 @@
+def fuzz(files, seed, results, seconds, keep):
+    pass
