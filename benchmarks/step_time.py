@@ -1,6 +1,6 @@
 """Step time with and without ddpcheck: pairs of identical jobs that train in interleaved blocks.
 
-python benchmarks/step_time.py [--pairs N] [--rounds N] [--case NAME]...
+python benchmarks/step_time.py [--pairs N] [--rounds N] [--case NAME]... [--docs]
 
 Each case prints the ratio of wall time and of processor time (all threads of all ranks), as medians over pairs, and the
 limit that one of the two has to meet. Two processes that do the same work may differ by a tenth for as long as they
@@ -9,6 +9,9 @@ watched show what the measurement itself is worth.
 
 The budget of ddpcheck decides for the first time after 64 steps. Jobs train more steps than that before they are
 measured, and jobs with short steps train until the budget has settled. DDPCHECK_BENCH_WARM_UP=N sets another number.
+
+`--docs` writes the results into the table of docs/cost.md, and into the part of it that README.md quotes. Rows of cases
+that were not measured stay as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from cost_table import DOCS, README, update
+
 JOB = Path(__file__).with_name("step_job.py")
 # Steps before the first decision of the budget, and until it has settled.
 FIRST_DECISION, SETTLED = 66, 140
 # Without these, glibc picks its thresholds in each process, depending on what is freed first.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 WALL, PROCESSOR = "wall", "processor"
+BUDGET_OFF = ("--budget", "off")
 
 
 @dataclass(frozen=True)
@@ -47,28 +53,48 @@ class Case:
     steps: int = 10
     warm_up: int = SETTLED
     environment: dict[str, str] = field(default_factory=dict)
+    # In the table of the docs; empty: the case shows what the measurement itself is worth.
+    title: str = ""
 
     @property
     def warm_up_steps(self) -> int:
         return int(os.environ.get("DDPCHECK_BENCH_WARM_UP") or self.warm_up)
 
 
+# In the order of the table.
 CASES = [
-    Case("gpt", "gpt", (), 1.01, steps=2, warm_up=FIRST_DECISION),
-    Case("gpt-budget-off", "gpt", ("--budget", "off"), 1.02, steps=2, warm_up=FIRST_DECISION),
-    Case("gpt-unwatched", "gpt", None, steps=2, warm_up=FIRST_DECISION),
+    Case(
+        "gpt", "gpt", (), 1.01, steps=2, warm_up=FIRST_DECISION,
+        title="GPT, 10 million parameters in 148 tensors",
+    ),
     # With glibc's defaults two unwatched MLP jobs differ by up to 10 %: many pairs are needed.
-    Case("mlp", "mlp", (), 1.05),
-    Case("mlp-budget-off", "mlp", ("--budget", "off"), 1.08),
+    Case("mlp", "mlp", (), 1.05, title="MLP, 10 million parameters, little arithmetic"),
+    Case("tiny-2000", "tiny", (), 1.25, title="2,000 parameters of 1 KB"),
+    Case(
+        "tiny-1000-one-rank", "tiny", (), 1.3, PROCESSOR, ranks=1, parameters=1000, steps=20,
+        title="1,000 parameters of 1 KB, one rank",
+    ),
+    Case(
+        "tiny-10", "tiny", (), 1.15, PROCESSOR, parameters=10, steps=100, warm_up=500,
+        title="10 parameters of 1 KB",
+    ),
+    Case(
+        "resnet", "resnet", (), 1.02, steps=2, warm_up=FIRST_DECISION,
+        title="ResNet-50, 161 parameters, channels_last",
+    ),
+    Case(
+        "large-bf16", "large", (), 1.03, steps=1, warm_up=FIRST_DECISION,
+        title="400 million parameters in bf16",
+    ),
+    Case(
+        "gpt-budget-off", "gpt", BUDGET_OFF, 1.02, steps=2, warm_up=FIRST_DECISION, title="GPT, `--budget off`"
+    ),
+    Case("mlp-budget-off", "mlp", BUDGET_OFF, 1.08, title="MLP, `--budget off`"),
+    Case("tiny-2000-budget-off", "tiny", BUDGET_OFF, 1.5, title="2,000 parameters of 1 KB, `--budget off`"),
+    Case("gpt-unwatched", "gpt", None, steps=2, warm_up=FIRST_DECISION),
     Case("mlp-unwatched", "mlp", None),
     Case("mlp-glibc-keeps-memory", "mlp", (), environment=KEEP_MEMORY),
-    Case("tiny-2000", "tiny", (), 1.25),
-    Case("tiny-2000-budget-off", "tiny", ("--budget", "off"), 1.5),
-    Case("tiny-1000-one-rank", "tiny", (), 1.3, PROCESSOR, ranks=1, parameters=1000, steps=20),
-    Case("tiny-10", "tiny", (), 1.15, PROCESSOR, parameters=10, steps=100, warm_up=500),
-    Case("resnet", "resnet", (), 1.02, steps=2, warm_up=FIRST_DECISION),
-    Case("large-bf16", "large", (), 1.03, steps=1, warm_up=FIRST_DECISION),
-]
+]  # fmt: skip
 
 
 class Block(NamedTuple):
@@ -167,14 +193,14 @@ def measure_pair(case: Case, rounds: int, watched_first: bool) -> PairResult:
     )
 
 
-def measure(case: Case, pairs: int, rounds: int) -> bool:
-    """Print the result of a case. False if it exceeds its limit."""
+def measure(case: Case, pairs: int, rounds: int) -> dict[str, float]:
+    """Print the result of a case: the medians over its pairs."""
     results = [measure_pair(case, rounds, number % 2 == 1) for number in range(pairs)]
     medians = {
         figure: statistics.median(getattr(result, figure) for result in results)
         for figure in PairResult._fields
     }
-    met = case.limit is None or medians[case.measure] <= case.limit
+    met = meets_limit(case, medians)
     limit = "no limit" if case.limit is None else f"limit {case.limit} for {case.measure} time"
     options = "neither job watched" if case.options is None else " ".join(case.options) or "defaults"
     each = ", ".join(f"{result.wall:.3f}/{result.processor:.3f}" for result in results)
@@ -186,7 +212,24 @@ def measure(case: Case, pairs: int, rounds: int) -> bool:
         f"{medians['plain_faults']:.0f} plain, {medians['watched_faults']:.0f} watched",
         flush=True,
     )
-    return met
+    return medians
+
+
+def meets_limit(case: Case, medians: dict[str, float]) -> bool:
+    return case.limit is None or medians[case.measure] <= case.limit
+
+
+def table_row(case: Case, medians: dict[str, float] | None) -> list[str]:
+    """The row of a case in the docs; None: it was not measured."""
+    ratios = [f"{medians[figure]:.3f}" if medians else "not measured" for figure in (WALL, PROCESSOR)]
+    return [case.title, f"{case.limit} {case.measure}", *ratios]
+
+
+def write_docs(results: dict[str, dict[str, float]]) -> None:
+    rows = [table_row(case, results.get(case.name)) for case in CASES if case.title]
+    measured = {case.title for case in CASES if case.name in results}
+    update(DOCS, rows, measured)
+    update(README, [row for row in rows if "`" not in row[0]], measured)
 
 
 def main() -> None:
@@ -198,9 +241,16 @@ def main() -> None:
         "--rounds", type=int, default=6, help="blocks of steps that each job of a pair trains"
     )
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append", help="only these")
+    parser.add_argument("--docs", action="store_true", help="write the results into docs/cost.md and README.md")
     chosen = parser.parse_args()
     cases = [case for case in CASES if not chosen.case or case.name in chosen.case]
-    exceeded = [case.name for case in cases if not measure(case, chosen.pairs, chosen.rounds)]
+    results: dict[str, dict[str, float]] = {}
+    for case in cases:
+        results[case.name] = measure(case, chosen.pairs, chosen.rounds)
+        if chosen.docs:
+            # After each case: a run that is stopped has written what it measured.
+            write_docs(results)
+    exceeded = [case.name for case in cases if not meets_limit(case, results[case.name])]
     if exceeded:
         sys.exit("step time: above the limit: " + ", ".join(exceeded))
 
