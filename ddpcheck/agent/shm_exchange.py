@@ -7,15 +7,20 @@ whose checksum does not match.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from ddpcheck.config import Config
+from ddpcheck.machine_identity import boot_id, is_on_this_machine
 
 SLOTS = 256
 RING = 64
@@ -84,10 +89,34 @@ def create_exchange(path: Path) -> None:
         os.close(descriptor)
 
 
+def exchange_in(run_dir: str, exchange_file: str) -> Path:
+    """Where ranks of this launcher create an exchange that cannot open the launcher's: in their containers, /dev/shm is
+    another one."""
+    return Path(run_dir) / f"exchange-{os.path.basename(exchange_file)}"
+
+
+def exchange_of_rank(config: Config) -> Path:
+    """The exchange of this rank: that of its launcher, or one in the run folder, on a file system of this machine."""
+    path, shared = Path(config.exchange_file), exchange_in(config.run_dir, config.exchange_file)
+    same_machine = bool(config.launcher_boot) and boot_id() == config.launcher_boot
+    if path.exists() or not same_machine or not is_on_this_machine(Path(config.run_dir)):
+        return path
+    # Complete as soon as it has its name: other ranks may open it at the same time.
+    temporary = shared.with_name(f".{shared.name}-{uuid.uuid4().hex[:12]}")
+    create_exchange(temporary)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, shared)
+    finally:
+        temporary.unlink()
+    return shared
+
+
 class ShmExchange:
     """One rank's view of the exchange."""
 
     def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._slot = self._claim()
@@ -276,9 +305,9 @@ def write_errors(path: Path) -> list[RankWriteError]:
     return errors
 
 
-def heartbeats(path: Path) -> dict[int, Heartbeat]:
-    """Heartbeats of the ranks by process id, read by the launcher."""
-    beats: dict[int, Heartbeat] = {}
+def heartbeats(path: Path) -> dict[tuple[int, int], Heartbeat]:
+    """Heartbeats by rank and process id, read by the launcher. In two containers, process ids may be equal."""
+    beats: dict[tuple[int, int], Heartbeat] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
@@ -287,7 +316,7 @@ def heartbeats(path: Path) -> dict[int, Heartbeat]:
             if not rank:
                 break
             threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
-            beats[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+            beats[rank - 1, pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
     return beats
 
 
