@@ -16,7 +16,7 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.budget import Budget
 from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
-from ddpcheck.agent.shm_exchange import ShmExchange, exchange_of_rank, own_slot
+from ddpcheck.agent.shm_exchange import ShmExchange, join_exchange
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD, EntryPoint
@@ -154,7 +154,7 @@ class RankContext:
         if not config.exchange_file:
             return None
         try:
-            return own_slot(exchange_of_rank(config), self.rank)
+            return join_exchange(config, self.rank)
         except OSError as error:
             # The rank runs in another container, or all slots are taken. Digests are still compared, from the files.
             self.write(FaultRecord(NO_EXCHANGE, "open", f"{type(error).__name__}: {error}", "", os.getpid()))

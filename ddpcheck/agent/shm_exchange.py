@@ -95,23 +95,6 @@ def exchange_in(run_dir: str, exchange_file: str) -> Path:
     return Path(run_dir) / f"exchange-{os.path.basename(exchange_file)}"
 
 
-def exchange_of_rank(config: Config) -> Path:
-    """The exchange of this rank: that of its launcher, or one in the run folder, on a file system of this machine."""
-    path, shared = Path(config.exchange_file), exchange_in(config.run_dir, config.exchange_file)
-    same_machine = bool(config.launcher_boot) and boot_id() == config.launcher_boot
-    if path.exists() or not same_machine or not is_on_this_machine(Path(config.run_dir)):
-        return path
-    # Complete as soon as it has its name: other ranks may open it at the same time.
-    temporary = shared.with_name(f".{shared.name}-{uuid.uuid4().hex[:12]}")
-    create_exchange(temporary)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, shared)
-    finally:
-        temporary.unlink()
-    return shared
-
-
 class ShmExchange:
     """One rank's view of the exchange."""
 
@@ -290,6 +273,27 @@ def own_slot(path: Path, rank: int) -> ShmExchange:
     else:
         _held[key] = ShmExchange(path, rank)
     return _held[key]
+
+
+def join_exchange(config: Config, rank: int) -> ShmExchange:
+    """The slot of this rank in the exchange of its launcher, or in one in the run folder where that cannot be used:
+    a container may have a /dev/shm of its own, or one that is too small."""
+    try:
+        return own_slot(Path(config.exchange_file), rank)
+    except OSError:
+        same_machine = bool(config.launcher_boot) and boot_id() == config.launcher_boot
+        if not same_machine or not is_on_this_machine(Path(config.run_dir)):
+            raise
+    path = exchange_in(config.run_dir, config.exchange_file)
+    # Complete as soon as it has its name: other ranks may open it at the same time.
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
+    create_exchange(temporary)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    return own_slot(path, rank)
 
 
 def write_errors(path: Path) -> list[RankWriteError]:

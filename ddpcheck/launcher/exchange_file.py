@@ -54,7 +54,8 @@ def exchanges_in_use(config: Config) -> list[Path]:
     if not config.exchange_file:
         return []
     own, shared = Path(config.exchange_file), exchange_in(config.run_dir, config.exchange_file)
-    return [own, shared] if shared.exists() else [own]
+    # Made by another user, the launcher may not read it.
+    return [own, shared] if os.access(shared, os.R_OK | os.W_OK) else [own]
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -171,6 +171,8 @@ class Unwatched(str, Enum):
     # A container or another root: ddpcheck, or the run folder, does not exist in it.
     NOT_INSTALLED = "not_installed"
     NO_FOLDER = "no_folder"
+    # The ranks run as a user who cannot write to the run folder.
+    OTHER_USER = "other_user"
     # Programs that start processes elsewhere.
     CONTAINER = "container"
     REMOTE = "remote"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpcheck.agent.shm_exchange import exchange_of_rank
+from ddpcheck.agent.shm_exchange import join_exchange
 from ddpcheck.config import Config
 from ddpcheck.launcher import exchange_file as module
 from ddpcheck.launcher.exchange_file import exchange_file, exchanges_in_use
@@ -97,11 +97,10 @@ def test_ranks_that_cannot_open_it_make_one_in_the_run_folder(tmp_path: Path) ->
     run.mkdir()
     config = Config(run_dir=str(run), exchange_file=str(own / "abc"), launcher_boot=boot_id())
     assert exchanges_in_use(config) == [own / "abc"]
-    # Two ranks.
-    shared = {exchange_of_rank(config), exchange_of_rank(config)}
-    assert shared == {run / "exchange-abc"}
+    assert [join_exchange(config, rank).path for rank in (0, 1)] == [run / "exchange-abc"] * 2
     assert list(run.iterdir()) == [run / "exchange-abc"]
     assert exchanges_in_use(config) == [own / "abc", run / "exchange-abc"]
     elsewhere = replace(config, exchange_file=str(own / "def"), launcher_boot="another")
-    assert exchange_of_rank(elsewhere) == own / "def"
+    with pytest.raises(FileNotFoundError):
+        join_exchange(elsewhere, 0)
     assert exchanges_in_use(elsewhere) == [own / "def"]
