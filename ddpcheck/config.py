@@ -139,6 +139,9 @@ class Config:
     exchange_file: str = ""
     # Whether `ddpcheck run` has started the ranks. Otherwise they create the run folder where it is missing.
     own_launcher: bool = True
+    # Host and boot of the launcher: a rank on the same machine belongs to it, under any name of its container.
+    launcher_host: str = ""
+    launcher_boot: str = ""
 
     out: Path | None = field(
         default=None, metadata=option("Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR")

@@ -68,6 +68,8 @@ class ProbeContext(Protocol):
     session: str
     rank: int
     world_size: int
+    # Of its launcher, if both run on one machine.
+    host: str
     # Shared with the launcher and the ranks of this node; None if it could not be created.
     exchange: ShmExchange | None
     # Live comparison with the ranks of this node, where there is an exchange.

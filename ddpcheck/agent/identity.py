@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import socket
 import sys
 import time
 import uuid
@@ -15,6 +14,7 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import available_api
+from ddpcheck.machine_identity import pid_namespace
 from ddpcheck.privacy import allowed_environment, mask_arguments
 from ddpcheck.records.backend_names import UNDEFINED
 from ddpcheck.records.kinds.rank import RankHeader, session_name
@@ -22,13 +22,13 @@ from ddpcheck.records.kinds.rank import RankHeader, session_name
 _MOST_LAUNCHES = 10_000
 
 
-def header(session: str, algorithm: str) -> RankHeader:
+def header(session: str, algorithm: str, host: str) -> RankHeader:
     """The first record of this rank's file."""
     distributed: Any = torch.distributed
     return RankHeader(
         rank=distributed.get_rank(),
         world_size=distributed.get_world_size(),
-        host=socket.gethostname(),
+        host=host,
         pid=os.getpid(),
         ticks=process_ticks(),
         session=session,
@@ -42,6 +42,7 @@ def header(session: str, algorithm: str) -> RankHeader:
         algorithm=algorithm,
         argv=mask_arguments(sys.argv),
         environment=allowed_environment(os.environ),
+        pid_namespace=pid_namespace(),
     )
 
 

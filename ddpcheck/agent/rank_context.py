@@ -16,16 +16,18 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.budget import Budget
 from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
-from ddpcheck.agent.shm_exchange import ShmExchange, own_slot
+from ddpcheck.agent.shm_exchange import ShmExchange, join_exchange
 from ddpcheck.agent.writer import RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD, EntryPoint
+from ddpcheck.machine_identity import host_name
 from ddpcheck.probes.digest import make_digester
 from ddpcheck.probes.live_compare.node import NodeCompare
 from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.probes.probe import EVENTS, BudgetItem, Phase, Probe
 from ddpcheck.probes.registry import PROBES
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.reasons import NO_EXCHANGE
 from ddpcheck.records.registry import Record
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ class RankContext:
         self.entered = 0
         self._writer = _open_writer(Path(config.run_dir), self.rank, make_folder=not config.own_launcher)
         algorithm = make_digester("cpu").algorithm
-        self.write(header(self.session, algorithm))
+        self.host = host_name(config.launcher_host, config.launcher_boot)
+        self.write(header(self.session, algorithm, self.host))
         self.exchange = self._open_exchange(config)
         GUARD.report_to(self._fault)
         GUARD.clock = self
@@ -80,7 +83,7 @@ class RankContext:
         if self.exchange is not None:
             # Guarded separately: if no thread can be started, the comparison within the node still works.
             store_compare = GUARD.protect("across_nodes", "begin", self._open_store_compare)(
-                config, algorithm
+                self.exchange, algorithm
             )
             self.node_compare = NodeCompare(self, self.exchange, store_compare)
         # All entry points whose time is counted: those of each probe, and those of each item of the budget.
@@ -148,19 +151,21 @@ class RankContext:
         return [sum([entry.ns for entry in entries]) for entries in self._item_entries]
 
     def _open_exchange(self, config: Config) -> ShmExchange | None:
+        if not config.exchange_file:
+            return None
         try:
-            return own_slot(Path(config.exchange_file), self.rank) if config.exchange_file else None
+            return join_exchange(config, self.rank)
         except OSError as error:
             # The rank runs in another container, or all slots are taken. Digests are still compared, from the files.
-            self.write(FaultRecord("exchange", "open", f"{type(error).__name__}: {error}", "", os.getpid()))
+            self.write(FaultRecord(NO_EXCHANGE, "open", f"{type(error).__name__}: {error}", "", os.getpid()))
             return None
 
-    def _open_store_compare(self, config: Config, algorithm: str) -> StoreCompare | None:
+    def _open_store_compare(self, exchange: ShmExchange, algorithm: str) -> StoreCompare | None:
         """None if all ranks share one exchange, or if the job's store cannot be used."""
         if self.world_size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size):
             return None
         store = job_store()
-        return None if store is None else StoreCompare(self, store, config.exchange_file, algorithm)
+        return None if store is None else StoreCompare(self, store, str(exchange.path), algorithm)
 
     def guarded(self, probe: str, name: str, body: Callable[[T], R]) -> Callable[[T], R | None]:
         """`body` for the dispatcher: an error switches off `probe`, and its time counts as time of that probe."""
@@ -271,7 +276,9 @@ class RankContext:
         if self.exchange is not None:
             if self._writer.failed:
                 self.exchange.report_write_error(self._writer.failed)
-            self.exchange.remove_if_abandoned(Path(self.config.exchange_file))
+            # One that ranks have made in the run folder is not locked; the launcher removes it.
+            if self.exchange.path == Path(self.config.exchange_file):
+                self.exchange.remove_if_abandoned()
 
     def abandon(self) -> None:
         """Called in a forked child, which is not a rank."""

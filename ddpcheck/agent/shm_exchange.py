@@ -12,11 +12,15 @@ import fcntl
 import mmap
 import os
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from ddpcheck.config import Config
+from ddpcheck.machine_identity import boot_id, is_on_this_machine
 
 SLOTS = 256
 RING = 64
@@ -85,10 +89,17 @@ def create_exchange(path: Path) -> None:
         os.close(descriptor)
 
 
+def exchange_in(run_dir: str, exchange_file: str) -> Path:
+    """Where ranks of this launcher create an exchange that cannot open the launcher's: in their containers, /dev/shm is
+    another one."""
+    return Path(run_dir) / f"exchange-{os.path.basename(exchange_file)}"
+
+
 class ShmExchange:
     """One rank's view of the exchange."""
 
     def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._slot = self._claim()
@@ -241,12 +252,12 @@ class ShmExchange:
             return None
         return [data[i : i + LEAF] for i in range(0, len(data), LEAF)]
 
-    def remove_if_abandoned(self, path: Path) -> None:
+    def remove_if_abandoned(self) -> None:
         """Remove the file if its launcher was killed: it holds a lock while it exists. Open views stay usable."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
-                path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -273,6 +284,27 @@ def own_slot(path: Path, rank: int) -> ShmExchange:
     return _held[key]
 
 
+def join_exchange(config: Config, rank: int) -> ShmExchange:
+    """The slot of this rank in the exchange of its launcher, or in one in the run folder where that cannot be used:
+    a container may have a /dev/shm of its own, or one that is too small."""
+    try:
+        return own_slot(Path(config.exchange_file), rank)
+    except OSError:
+        same_machine = bool(config.launcher_boot) and boot_id() == config.launcher_boot
+        if not same_machine or not is_on_this_machine(Path(config.run_dir)):
+            raise
+    path = exchange_in(config.run_dir, config.exchange_file)
+    # Complete as soon as it has its name: other ranks may open it at the same time.
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
+    create_exchange(temporary)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    return own_slot(path, rank)
+
+
 def write_errors(path: Path) -> list[RankWriteError]:
     """Write errors of the ranks, read by the launcher."""
     errors: list[RankWriteError] = []
@@ -286,9 +318,9 @@ def write_errors(path: Path) -> list[RankWriteError]:
     return errors
 
 
-def heartbeats(path: Path) -> dict[int, Heartbeat]:
-    """Heartbeats of the ranks by process id, read by the launcher."""
-    beats: dict[int, Heartbeat] = {}
+def heartbeats(path: Path) -> dict[tuple[int, int], Heartbeat]:
+    """Heartbeats by rank and process id, read by the launcher. In two containers, process ids may be equal."""
+    beats: dict[tuple[int, int], Heartbeat] = {}
     with path.open("rb") as file:
         for slot in range(SLOTS):
             file.seek(slot * _SLOT)
@@ -297,7 +329,7 @@ def heartbeats(path: Path) -> dict[int, Heartbeat]:
             if not rank:
                 break
             threads = frozenset(_OWN_THREADS.unpack_from(data, _OWN_THREADS_AT))
-            beats[pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
+            beats[rank - 1, pid] = Heartbeat(_NUMBER.unpack_from(data, _BEAT_AT)[0], threads - {0})
     return beats
 
 

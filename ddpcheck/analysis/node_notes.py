@@ -14,6 +14,7 @@ from ddpcheck.records.node_kinds import (
     LauncherFaultRecord,
     NodeLogReader,
     NodeRecord,
+    NoHangWatchRecord,
     OrphanRecord,
     RankExitRecord,
     SignalRecord,
@@ -35,6 +36,7 @@ _NOTES = (
     HangRecord,
     SlowRecord,
     UnwatchedRecord,
+    NoHangWatchRecord,
 )
 
 
@@ -95,6 +97,8 @@ class NodeNotes:
     unwritten: int = 0
     # Why processes were not watched, each with the name of one of them.
     unwatched: dict[str, str] = field(default_factory=dict)
+    # Why hangs are not detected, and of which ranks; none: of all ranks of a launcher.
+    no_hang_watch: dict[str, set[int]] = field(default_factory=dict)
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
     # By session: the last time without progress in which some rank could go on by itself, so that the job was not
@@ -137,6 +141,8 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
             notes.orphans += 1
         case UnwatchedRecord():
             notes.unwatched.setdefault(record.why, record.name)
+        case NoHangWatchRecord():
+            notes.no_hang_watch.setdefault(record.why, set()).update(record.ranks)
         case HangRecord():
             hang = notes.hangs.setdefault(record.session, Hang())
             hang.seconds = max(hang.seconds, record.seconds)

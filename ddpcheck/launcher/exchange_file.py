@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpcheck.agent.shm_exchange import create_exchange
+from ddpcheck.agent.shm_exchange import create_exchange, exchange_in
+from ddpcheck.config import Config
+from ddpcheck.machine_identity import is_on_this_machine
 
 FOLDERS = ("/dev/shm", tempfile.gettempdir())
 _PREFIX = "ddpcheck-run-"
@@ -21,14 +23,15 @@ _LOCKED_AFTER_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def exchange_file() -> Iterator[Path | None]:
+def exchange_file(run_dir: Path) -> Iterator[Path | None]:
     """The shared-memory file of this node's ranks, accessible to this user only; None if none can be created.
 
-    Never in the run folder: on a network file system, an access to a shared mapping can kill the process.
+    In the run folder only as a last resort, and never on a network file system: there, an access to a shared mapping
+    can kill the process.
     """
     path: Path | None = None
     lock: int | None = None
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, *([str(run_dir)] if is_on_this_machine(run_dir) else [])):
         _remove_abandoned(Path(folder))
         with contextlib.suppress(OSError):
             path, lock = _create_locked(Path(folder))
@@ -38,6 +41,7 @@ def exchange_file() -> Iterator[Path | None]:
     finally:
         if path is not None:
             path.unlink(missing_ok=True)
+            exchange_in(str(run_dir), str(path)).unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
 
@@ -61,6 +65,15 @@ def _create_locked(folder: Path) -> tuple[Path, int]:
             unlocked.unlink(missing_ok=True)
         raise
     return path, lock
+
+
+def exchanges_in_use(config: Config) -> list[Path]:
+    """The files through which ranks of this launcher exchange: those in containers may have made one of their own."""
+    if not config.exchange_file:
+        return []
+    own, shared = Path(config.exchange_file), exchange_in(config.run_dir, config.exchange_file)
+    # Made by another user, the launcher may not read it.
+    return [own, shared] if os.access(shared, os.R_OK | os.W_OK) else [own]
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -15,6 +15,8 @@ from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
+from ddpcheck.launcher.exchange_file import exchanges_in_use
+from ddpcheck.launcher.process.namespaces import RankProcessIds
 from ddpcheck.launcher.process.process_table import (
     Activity,
     Process,
@@ -26,8 +28,9 @@ from ddpcheck.launcher.process.process_table import (
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.launcher.rank_activity import STUCK, ActivitySample, RankActivityState, classify_all
 from ddpcheck.privacy import mask_text
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.node_log import NodeLog, node_lines
-from ddpcheck.records.reasons import Awaited
+from ddpcheck.records.reasons import Awaited, NoHangWatch
 
 # Ranks of these states alone do not make a hang: no rank waits for them.
 _MAY_END = frozenset({RankActivityState.STILL, RankActivityState.LEFT})
@@ -72,33 +75,48 @@ class LocalRank:
 LocalRanks = Mapping[int, LocalRank]
 
 
-def local_ranks(attempt: Attempt, host: str, beats: Mapping[int, Heartbeat]) -> dict[int, LocalRank]:
-    """The ranks of this launcher. Another launcher on the same host has its own shared-memory file."""
+def local_ranks(
+    attempt: Attempt, beats: Mapping[tuple[int, int], Heartbeat], ids: RankProcessIds
+) -> dict[int, LocalRank]:
+    """The ranks of this launcher: those in its shared-memory file. Another launcher has a file of its own."""
     return {
-        number: LocalRank(rank, beats[rank.header.pid], read_process(rank.header.pid))
+        number: LocalRank(rank, beats[number, rank.header.pid], _process(rank.header, ids))
         for number, rank in attempt.ranks.items()
-        if rank.header.host == host and rank.header.pid in beats
+        if (number, rank.header.pid) in beats
     }
 
 
-def sample_activity(ranks: LocalRanks, request: int, now: float) -> dict[int, ActivitySample]:
+def _process(header: RankHeader, ids: RankProcessIds) -> Process | None:
+    pid = ids.pid(header)
+    return None if pid is None else read_process(pid)
+
+
+def sample_activity(
+    ranks: LocalRanks, request: int, now: float, ids: RankProcessIds
+) -> dict[int, ActivitySample]:
     """One sample of every rank, after it has answered `request` or the time for answers has passed."""
     processes = all_processes()
-    return {number: _sample(rank, request, now, processes) for number, rank in ranks.items()}
+    return {number: _sample(rank, request, now, processes, ids) for number, rank in ranks.items()}
 
 
-def _sample(local: LocalRank, request: int, now: float, processes: list[Process]) -> ActivitySample:
-    stack, pid = local.rank.stack, local.rank.header.pid
-    if local.has_ended:
+def _sample(
+    local: LocalRank, request: int, now: float, processes: list[Process], ids: RankProcessIds
+) -> ActivitySample:
+    stack, header = local.rank.stack, local.rank.header
+    if local.has_ended or local.process is None:
         return ActivitySample(now, stack, left=True)
+    pid = local.process.pid
     # An earlier answer names the training thread; without one, assume the main thread.
-    thread = stack.thread if stack is not None and stack.thread else pid
+    recorded = stack.thread if stack is not None and stack.thread else header.pid
     answer = stack if local.has_answered(request) else None
-    excluded, workers = local.sign.own_threads, []
+    threads = ids.threads(header, {recorded, *local.sign.own_threads})
+    thread = threads.get(recorded, pid)
+    excluded, workers = frozenset(threads.values()) - {thread}, []
     match answer.awaits if answer is not None else []:
-        case [Awaited.LOADER.value, list(pids), list(threads)]:
+        # In another namespace, workers are not looked at: their rank then counts as busy.
+        case [Awaited.LOADER.value, list(pids), list(of_loader)] if not ids.is_foreign(header):
             workers = [each for each in pids if isinstance(each, int)]
-            excluded |= {each for each in threads if isinstance(each, int)}
+            excluded |= {each for each in of_loader if isinstance(each, int)}
     activity = read_activity(pid, thread, excluded, descendants(pid, among=processes))
     of_workers = {worker: _worker_activity(pid, worker, processes) for worker in workers}
     return ActivitySample(now, answer, activity, workers=of_workers)
@@ -144,7 +162,10 @@ class HangDetector:
     ) -> None:
         self._run = run
         self._node_log = node_log
-        self._exchange = Path(config.exchange_file)
+        self._config = config
+        self._ids = RankProcessIds()
+        # Heartbeats of ranks whose processes this launcher cannot see, until it has logged such a rank.
+        self._hidden: dict[int, int] | None = {}
         self._timeout = config.hang_timeout
         self._answer_seconds = 2 * config.listen_seconds + _ANSWER_SECONDS
         self._interval = min(1.0, config.hang_timeout / 20)
@@ -161,13 +182,34 @@ class HangDetector:
         if now - self._last_tick > self._interval + _PAUSED_SECONDS:
             self._states.clear()
         self._last_tick = now
-        beats = heartbeats(self._exchange)
+        beats: dict[tuple[int, int], Heartbeat] = {}
+        for path in exchanges_in_use(self._config):
+            beats.update(heartbeats(path))
         for attempt in self._run.attempts.values():
-            ranks = local_ranks(attempt, self._node_log.host, beats)
+            ranks = local_ranks(attempt, beats, self._ids)
+            self._log_hidden(ranks)
             if self._hangs(attempt, ranks, now):
                 self._finished = True
                 return StopRequest(f"no progress for {self._timeout:g} seconds or more (--hang-timeout)")
         return None
+
+    def _log_hidden(self, ranks: LocalRanks) -> None:
+        """Once: a rank whose process this launcher cannot see counts as ended, so it is part of no hang.
+
+        Only a growing heartbeat distinguishes it from a rank that has died.
+        """
+        if self._hidden is None:
+            return
+        before = self._hidden
+        self._hidden = {
+            number: local.sign.beats
+            for number, local in ranks.items()
+            if local.process is None and self._ids.pid(local.rank.header) is None
+        }
+        alive = [number for number, beats in self._hidden.items() if beats > before.get(number, beats)]
+        if alive:
+            self._node_log.write("no_hang_watch", why=NoHangWatch.HIDDEN.value, ranks=sorted(self._hidden))
+            self._hidden = None
 
     def _hangs(self, attempt: Attempt, ranks: LocalRanks, now: float) -> bool:
         alive = [rank for rank in ranks.values() if not rank.has_ended]
@@ -188,12 +230,13 @@ class HangDetector:
 
     def _request_stacks(self, state: _ProgressState, now: float) -> None:
         self._requests += 1
-        request_stacks(self._exchange, self._requests)
+        for path in exchanges_in_use(self._config):
+            request_stacks(path, self._requests)
         state.request, state.requested_at = self._requests, now
 
     def _compare(self, attempt: Attempt, state: _ProgressState, ranks: LocalRanks, now: float) -> None:
         """Sample all ranks and classify them by the difference to the sample before."""
-        before, state.samples = state.samples, sample_activity(ranks, state.request, now)
+        before, state.samples = state.samples, sample_activity(ranks, state.request, now, self._ids)
         state.request, state.due = 0, state.requested_at + self._timeout / 2
         if not before or now - state.since < self._timeout:
             return

@@ -12,11 +12,12 @@ from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang_detector import HangDetector
 from ddpcheck.launcher.live_view import REFRESH_SECONDS, LiveView
+from ddpcheck.launcher.process.namespaces import RankProcessIds
 from ddpcheck.launcher.process.process_table import ending_signal, read_process
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.launcher.unwatched import UnwatchedProcesses
 from ddpcheck.records.node_log import NodeLog
-from ddpcheck.records.reasons import Unwatched
+from ddpcheck.records.reasons import NoHangWatch, Unwatched
 from ddpcheck.sampling.sampler import Sampler
 
 _POLL_SECONDS = 0.05
@@ -158,9 +159,14 @@ class RunMonitor:
         self._node_log = node_log
         self._fail_fast = config.fail_fast
         self._exits = ExitWatch()
+        self._ids = RankProcessIds()
+        # By rank and process id: the id that the rank recorded, another one in a container.
+        self._recorded_pids: dict[tuple[int, int], int] = {}
         # The detector requests stacks through the shared-memory file.
         detect = config.exchange_file and config.hang_timeout
         self._hangs = HangDetector(run, node_log, config) if detect else None
+        if config.hang_timeout and not config.exchange_file:
+            node_log.write("no_hang_watch", why=NoHangWatch.NO_MEMORY.value, ranks=[])
         self._known: set[tuple[str, int]] = set()
         self._next_poll = 0.0
         self._last_read = -IDLE_POLL_SECONDS
@@ -246,14 +252,25 @@ class RunMonitor:
                     if number == 0:
                         # The launcher of rank 0 reports: reading all ranks now shortens the wait at the end.
                         self._run.follow_all()
-                    self._exits.add(header.pid, number, header.ticks or None)
+                    pid = self._ids.pid(header)
+                    if pid is None:
+                        continue
+                    self._recorded_pids[number, pid] = header.pid
+                    self._exits.add(pid, number, header.ticks or None)
                     if self._sampler is not None:
-                        self._sampler.add_rank(number, header.pid)
+                        self._sampler.add_rank(number, pid)
 
     def _log_exits(self) -> None:
         for rank, pid, when in self._exits.poll():
             signal = self._exits.signals.pop(pid, None)
             late = {"found_gone": True} if pid in self._exits.found_gone else {}
+            recorded = self._recorded_pids.get((rank, pid), pid)
             self._node_log.write(
-                "rank_exit", rank=rank, pid=pid, host=self._node_log.host, time=when, signal=signal, **late
+                "rank_exit",
+                rank=rank,
+                pid=recorded,
+                host=self._node_log.host,
+                time=when,
+                signal=signal,
+                **late,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
-from ddpcheck.launcher.exchange_file import exchange_file
+from ddpcheck.launcher.exchange_file import exchange_file, exchanges_in_use
 from ddpcheck.launcher.live_view import live_view
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
@@ -35,6 +36,7 @@ from ddpcheck.launcher.multi_node.coordination import (
 from ddpcheck.launcher.process.command import ExitStatus, command_environment, exit_like
 from ddpcheck.launcher.process.supervise import supervise
 from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
+from ddpcheck.machine_identity import boot_id
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reader import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
@@ -66,16 +68,21 @@ class _JobEnd:
 def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
     """Run the command under ddpcheck and return the exit status of `ddpcheck run`."""
     folder = make_run_folder(command, out=settings.out, name=settings.name or "", job_id=settings.job_id)
-    with exchange_file() as exchange:
+    with exchange_file(folder.path) as exchange:
         config = replace(
-            settings, run_dir=str(folder.path), run_id=folder.run_id, exchange_file=str(exchange or "")
+            settings,
+            run_dir=str(folder.path),
+            run_id=folder.run_id,
+            exchange_file=str(exchange or ""),
+            launcher_host=os.uname().nodename,
+            launcher_boot=boot_id(),
         )
         folder = begin_run(folder, command, config)
         end = _run_command(command, config, folder)
         own_pids: set[int] = set()
-        if exchange is not None:
-            end = _log_write_errors(exchange, folder.path, end)
-            own_pids = set(heartbeats(exchange))
+        for each in exchanges_in_use(config):
+            end = _log_write_errors(each, folder.path, end)
+            own_pids |= {pid for _, pid in heartbeats(each)}
     status = end.status
     log_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):

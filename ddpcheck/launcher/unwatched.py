@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -72,9 +73,28 @@ def _reason(root: Path, words: Sequence[str], environ: dict[str, str], run_dir: 
     # As the process sees them.
     if not (root / BOOTSTRAP.lstrip("/")).is_dir():
         return Unwatched.NOT_INSTALLED
-    if not (root / run_dir.lstrip("/")).is_dir():
+    runs = root / run_dir.lstrip("/")
+    if not runs.is_dir():
         return Unwatched.NO_FOLDER
-    return None
+    return None if _may_write(root.parent, runs) else Unwatched.OTHER_USER
+
+
+def _may_write(process: Path, folder: Path) -> bool:
+    """Whether the user of a process may write to a folder, by its permissions."""
+    lines = (process / "status").read_text(errors="replace").splitlines()
+    ids = {
+        name: [int(each) for each in text.split()]
+        for name, _, text in (line.partition(":") for line in lines)
+        if name in ("Uid", "Gid", "Groups")
+    }
+    # Real, effective, saved, and that of the file system.
+    user, groups = ids["Uid"][1], {ids["Gid"][1], *ids["Groups"]}
+    status = folder.stat()
+    if user == 0:
+        return True
+    if user == status.st_uid:
+        return bool(status.st_mode & stat.S_IWUSR)
+    return bool(status.st_mode & (stat.S_IWGRP if status.st_gid in groups else stat.S_IWOTH))
 
 
 def isolates(words: Sequence[str]) -> bool:

@@ -108,6 +108,14 @@ class OrphanRecord(NodeRecord, frozen=True):
     """The launcher ended processes that the job had left behind."""
 
 
+@node_record("no_hang_watch")
+class NoHangWatchRecord(NodeRecord, frozen=True):
+    """Hangs of these ranks, or of all of this launcher if none is listed, are not detected. `why`: a `NoHangWatch`."""
+
+    why: str
+    ranks: list[int] = msgspec.field(default_factory=list)
+
+
 @node_record("unwatched")
 class UnwatchedRecord(NodeRecord, frozen=True):
     """A process of the job uses torch and is not watched, or starts processes elsewhere. `why`: see `Unwatched`."""

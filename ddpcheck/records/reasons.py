@@ -21,6 +21,17 @@ class WriteWindow(str, Enum):
         return _STORED_WINDOWS.get(value)
 
 
+# The probe in fault records of a rank that cannot open the memory shared with its launcher.
+NO_EXCHANGE = "exchange"
+
+
+class NoHangWatch(str, Enum):
+    """Why hangs of ranks are not detected (`NoHangWatchRecord.why`)."""
+
+    NO_MEMORY = "no_memory"  # there is no place for memory that ranks and launcher share
+    HIDDEN = "hidden"  # the launcher cannot see the processes of the ranks
+
+
 class UnsyncedReason(str, Enum):
     """Why DDP did not reduce a backward (`AppliedRecord.reason`, `DigestRecord.how` after a manual update)."""
 
@@ -160,6 +171,8 @@ class Unwatched(str, Enum):
     # A container or another root: ddpcheck, or the run folder, does not exist in it.
     NOT_INSTALLED = "not_installed"
     NO_FOLDER = "no_folder"
+    # The ranks run as a user who cannot write to the run folder.
+    OTHER_USER = "other_user"
     # Programs that start processes elsewhere.
     CONTAINER = "container"
     REMOTE = "remote"

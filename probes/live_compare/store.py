@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -41,9 +40,9 @@ class RankPlacement:
         self._prefix, self._rank, self._world_size = prefix, rank, world_size
         self._attempts = 0
 
-    def publish(self, store: Any, node: str) -> None:
+    def publish(self, store: Any, node: str, host: str) -> None:
         """Store the placement of this rank."""
-        store.set(self._key(self._rank), json.dumps([node, socket.gethostname()]))
+        store.set(self._key(self._rank), json.dumps([node, host]))
         store.add(f"{self._prefix}/placed", 1)
 
     def read(self, store: Any, partial: bool) -> dict[int, Placement]:
@@ -203,7 +202,7 @@ class StoreCompare:
 
     def _find_other_node(self) -> bool:
         """Whether there is another node; the second one to start announces it."""
-        self._placement.publish(self._store, self._node)
+        self._placement.publish(self._store, self._node, self._context.host)
         if self._set_once("first_node", self._node) != self._node:
             self._set_once("several_nodes", self._node)
             return True
@@ -238,7 +237,7 @@ class StoreCompare:
         self._compared += 1
         self._published.put(own.key_hash, own)
         key = f"{self._digest_prefix}/{own.key_hash.hex()}"
-        own_text = json.dumps([own.root.hex(), self._context.rank, socket.gethostname()])
+        own_text = json.dumps([own.root.hex(), self._context.rank, self._context.host])
         stored_text = str(self._store.compare_set(key, "", own_text).decode())
         if stored_text == own_text:
             self._own_keys.append(key)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 NOTHING = "nothing"
 _CODE = re.compile(r"DDP\d{3}")
+_VERSION = re.compile(r"\d+\.\d+")
 _LINE = re.compile(r"([a-z][a-z ]*):\s*(.*)")
 _KEYS = {
     "bug",
@@ -29,6 +30,7 @@ _KEYS = {
     "exit",
     "variant of",
     "cases",
+    "torch",
 }
 _OF_FINDINGS = (
     "bug",
@@ -76,6 +78,8 @@ class Header:
     fails: bool = False
     variant_of: str = ""
     cases: tuple[str, ...] = ()
+    # The first version of torch that has what the script uses; empty: any that ddpcheck supports.
+    torch: tuple[int, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -84,6 +88,13 @@ class Header:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    def lacks(self, torch: str) -> str:
+        """Why the script cannot run with this version of torch; empty if it can."""
+        found = re.match(r"(\d+)\.(\d+)", torch)
+        if found is None or (int(found[1]), int(found[2])) >= self.torch:
+            return ""
+        return f"needs torch {'.'.join(map(str, self.torch))}"
 
 
 def read_header(path: Path) -> Header:
@@ -145,6 +156,10 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         raise HeaderError(f"{path}: `severity` is {raw['severity']!r}; write `note`, or leave it out")
     if raw.get("exit", "0") not in ("0", "fails"):
         raise HeaderError(f"{path}: `exit` is {raw['exit']!r}; write `fails` where the job itself fails")
+    if not _VERSION.fullmatch(raw.get("torch", "2.0")):
+        raise HeaderError(
+            f"{path}: `torch` is {raw['torch']!r}; write the first version that has it, such as 2.6"
+        )
     return Header(
         path=path,
         title=title,
@@ -165,6 +180,7 @@ def _checked(path: Path, title: str, raw: Mapping[str, str]) -> Header:
         fails=raw.get("exit") == "fails",
         variant_of=raw.get("variant of", "").removeprefix("-"),
         cases=tuple(raw.get("cases", "").split()),
+        torch=tuple(map(int, raw["torch"].split("."))) if "torch" in raw else (),
     )
 
 

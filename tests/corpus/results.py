@@ -22,6 +22,8 @@ class Row:
     # What PyTorch itself reports, by default and with TORCH_DISTRIBUTED_DEBUG=INFO; None: not run.
     plain: PlainResult | None = None
     detailed: PlainResult | None = None
+    # Why it was not run: this version of torch lacks something.
+    skipped: str = ""
 
     @property
     def passed(self) -> bool:
@@ -30,6 +32,8 @@ class Row:
     @property
     def found(self) -> str:
         """Codes at warning and above, for each different result of the script's jobs."""
+        if self.skipped:
+            return f"not run: {self.skipped}"
         kinds = dict.fromkeys(" ".join(verdict.found) or "nothing" for verdict in self.verdicts)
         return " / ".join(kinds)
 
@@ -60,7 +64,9 @@ class Results:
     @property
     def passed(self) -> bool:
         programs = all(program.passed == program.total for program in self.programs or ())
-        return programs and all(row.passed for row in [*self.faults, *self.variants, *self.healthy])
+        return programs and all(
+            row.passed or row.skipped for row in [*self.faults, *self.variants, *self.healthy]
+        )
 
     @property
     def false_alarms(self) -> int:
@@ -94,6 +100,7 @@ class Results:
             lines.append(
                 f"healthy: {sum(v.passed for v in jobs)} of {len(jobs)} jobs as expected "
                 f"({self.healthy_variants} variants), {self.false_alarms} findings at warning or above"
+                + _not_run(self.healthy)
             )
         for title, kinds in (
             ("PyTorch by itself", _kinds([row.plain for row in self.faults])),
@@ -109,12 +116,19 @@ class Results:
         return lines
 
 
-def _count(title: str, rows: Sequence[Row]) -> str:
+def _count(title: str, all_rows: Sequence[Row]) -> str:
+    rows = [row for row in all_rows if not row.skipped]
     points = ", ".join(
         f"{name} {sum(row.right(point) for row in rows)}"
         for point, name in (("code", "code"), ("cause", "cause"), ("step", "step"), ("ranks", "rank"))
     )
-    return f"{title}: {sum(row.passed for row in rows)} of {len(rows)} right ({points})"
+    left_out = f", {len(all_rows) - len(rows)} not run" if len(rows) < len(all_rows) else ""
+    return f"{title}: {sum(row.passed for row in rows)} of {len(rows)} right ({points}){left_out}"
+
+
+def _not_run(rows: Sequence[Row]) -> str:
+    count = sum(bool(row.skipped) for row in rows)
+    return f", {count} scripts not run" if count else ""
 
 
 def _kinds(outcomes: Sequence[PlainResult | None]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     results = run_corpus(headers, options, _reporter())
     table.show(results, console)
+    if options.json:
+        options.json.write_text(json.dumps(as_json(results), indent=1), encoding="utf-8")
     if options.docs:
         options.docs.write_text(document.render(results), encoding="utf-8")
     if options.update:
@@ -83,6 +87,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--update", type=Path, metavar="FILE", help="replace the rows of these scripts in the page FILE"
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each script gave to FILE")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds examples/")
     options = parser.parse_args(arguments)
     if options.docs and (options.only or options.no_plain or options.device != "cpu"):
@@ -109,7 +114,14 @@ def _matches(path: Path, pattern: str) -> bool:
 
 def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, report: Report) -> Results:
     """Everything the options ask for."""
-    jobs = [job for folder in headers.values() for header in folder for job in jobs_of(header)]
+    torch = version("torch")
+    jobs = [
+        job
+        for folder in headers.values()
+        for header in folder
+        if not header.lacks(torch)
+        for job in jobs_of(header)
+    ]
     verdicts: dict[Path, list[Verdict]] = {}
     for time_number in range(options.times):
         if options.times > 1:
@@ -118,7 +130,7 @@ def run_corpus(headers: dict[str, list[Header]], options: argparse.Namespace, re
             verdicts.setdefault(verdict.outcome.job.header.path, []).append(verdict)
     plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]] = ({}, {})
     if not options.no_plain:
-        of_faults = [job for header in headers[FAULTS] for job in jobs_of(header)]
+        of_faults = [job for job in jobs if job.header in headers[FAULTS]]
         plain_results = run_all_plainly(of_faults, options.jobs, report)
 
     def rows(folder: str) -> tuple[Row, ...]:
@@ -134,7 +146,8 @@ def _row(
     plain_results: tuple[dict[str, PlainResult], dict[str, PlainResult]],
 ) -> Row:
     name = jobs_of(header)[0].name
-    return Row(header, tuple(verdicts), *(one.get(name) for one in plain_results))
+    plain, detailed = (one.get(name) for one in plain_results)
+    return Row(header, tuple(verdicts), plain, detailed, header.lacks(version("torch")))
 
 
 def device_environment(device: str) -> dict[str, str]:
@@ -176,6 +189,24 @@ def run_all_plainly(
         for name, answer in answers.items():
             report(f"plainly{', INFO' if number else ''}: {name}: {answer}")
     return plain_results
+
+
+def as_json(results: Results) -> dict[str, dict[str, object]]:
+    """By part of the corpus and script: whether it was as expected, why it was not run, and what was wrong."""
+    parts = {"faults": results.faults, "variants": results.variants, "healthy": results.healthy}
+    return {
+        part: {
+            row.header.name: {
+                "jobs": len(row.verdicts),
+                "passed": sum(verdict.passed for verdict in row.verdicts),
+                "skipped": row.skipped,
+                "misses": [miss for verdict in row.verdicts for miss in verdict.misses],
+            }
+            for row in rows
+        }
+        for part, rows in parts.items()
+        if rows
+    }
 
 
 def real_programs(report: Report) -> tuple[Program, ...] | None:

@@ -40,6 +40,7 @@ class FakeContext:
         self.session = "0123456789abcdef"
         self.rank = rank
         self.world_size = 2
+        self.host = "host"
         self.own_ns = 0
         self.budget = Budget(self.config, exchange, self.write, self)
         self.over = False

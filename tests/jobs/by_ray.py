@@ -1,11 +1,14 @@
-"""Ray Train: two workers with one CPU each. Arguments: `healthy`, `raising` or `diverging`, and the cluster's address.
+"""Ray Train: two workers with one CPU each. Arguments: a case, and the address of the cluster.
 
-Without an address, Ray starts a cluster of its own.
+Cases are `healthy`, `raising`, `diverging`, `killed` and `hanging`. Without an address, Ray starts a cluster.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 
 import ray
 import ray.train
@@ -30,6 +33,10 @@ def train(config: dict[str, str]) -> None:
                 model.module.bias += 1.0
         if config["case"] == "raising" and rank == 1 and step == 1:
             raise ValueError("bad sample 17")
+        if config["case"] == "killed" and rank == 1 and step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while config["case"] == "hanging" and rank == 1 and step == 1:
+            time.sleep(1)
 
 
 if __name__ == "__main__":

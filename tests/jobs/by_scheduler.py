@@ -1,10 +1,11 @@
 """A rank that srun or mpirun starts: `healthy`, `diverging`, `hanging` or `killed`. Rank 1 makes the mistake.
 
-MASTER_PORT comes from the test.
+`until_signal` trains until SIGUSR1, as a scheduler sends it before the time limit. MASTER_PORT comes from the test.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -21,13 +22,15 @@ STEPS = 3
 def main(case: str) -> None:
     environ = os.environ
     rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["SLURM_PROCID"])
-    size = int(environ.get("OMPI_COMM_WORLD_SIZE") or environ["SLURM_NTASKS"])
+    size = int(environ.get("OMPI_COMM_WORLD_SIZE") or environ["SLURM_STEP_NUM_TASKS"])
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
     address = f"tcp://127.0.0.1:{environ['MASTER_PORT']}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
+    for step in itertools.count() if case == "until_signal" else range(STEPS):
         if case == "hanging" and rank == 1 and step == 1:
             while True:
                 time.sleep(1)
@@ -39,6 +42,14 @@ def main(case: str) -> None:
         if case == "diverging" and rank == 1 and step == 1:
             with torch.no_grad():
                 model.module.bias += 1.0
+        if case == "until_signal":
+            time.sleep(0.1)
+            # All ranks end at the same step.
+            told = torch.tensor(len(signals))
+            dist.all_reduce(told)
+            if told:
+                print(f"told to end: {len(signals)}", flush=True)
+                break
     dist.destroy_process_group()
 
 

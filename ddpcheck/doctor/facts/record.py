@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-_BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+from ddpcheck.machine_identity import boot_id
+
 # Variables of torchrun, Slurm, Open MPI and PMI, in the order in which they are tried.
 _VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -27,15 +28,8 @@ def rank_numbers(environ: Mapping[str, str]) -> dict[str, int | None]:
 
 def machine_id() -> str:
     """Equal for processes that share a machine and a network namespace, and different for all others."""
-    return hashlib.sha256(f"{_boot_id()} {_network_namespace()}".encode()).hexdigest()[:16]
-
-
-def _boot_id() -> str:
-    try:
-        with open(_BOOT_ID_FILE) as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
+    machine = boot_id() or os.uname().nodename
+    return hashlib.sha256(f"{machine} {_network_namespace()}".encode()).hexdigest()[:16]
 
 
 def _network_namespace() -> str:

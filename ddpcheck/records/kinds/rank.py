@@ -124,6 +124,8 @@ class RankHeader(Record):
     algorithm: str = ""
     argv: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    # The namespace in which `pid` counts.
+    pid_namespace: str = ""
     schema: int = SCHEMA
 
 

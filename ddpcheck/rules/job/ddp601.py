@@ -62,6 +62,11 @@ _SEEN = {
         "the ranks run in a container or under another root, in which the run folder does not exist",
         "Mount the run folder at the same path: {mounts}",
     ),
+    Unwatched.OTHER_USER: (
+        "the ranks run as another user, who cannot write to the run folder",
+        "Run them as the user that runs ddpcheck, or create a folder that both may write to (mkdir -m 1777 DIR) and "
+        "pass it with --out.",
+    ),
     Unwatched.ENVIRONMENT: (
         "the ranks were started with an environment without ddpcheck's variables, as by `srun --export=NONE`, `sudo` "
         "or `env -i`",
@@ -74,7 +79,8 @@ _SEEN = {
         "-e PYTHONPATH -e DDPCHECK_CONFIG {mounts}",
     ),
     Unwatched.REMOTE: (
-        "{name} starts the ranks elsewhere: they did not get ddpcheck's variables, or cannot write to the run folder",
+        "{name} starts the ranks elsewhere: they did not get ddpcheck's variables (as with `srun --export=NONE`), or "
+        "cannot write to the run folder",
         "Put 'ddpcheck run --' behind {name}, on the nodes, or put the run folder on shared storage with --out. For "
         "workers that exist already, see `ddpcheck env`.",
     ),

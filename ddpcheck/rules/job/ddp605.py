@@ -6,7 +6,7 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.step_coverage.build import MAIN_CHECKS, lost_checks
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.reasons import KERNEL_PROBE, KernelLoss
+from ddpcheck.records.reasons import KERNEL_PROBE, NO_EXCHANGE, KernelLoss, NoHangWatch
 from ddpcheck.rules.rule import Rule
 
 RULE = Rule(
@@ -69,7 +69,12 @@ def find(context: RuleContext) -> list[Finding]:
 def _of_launchers(context: RuleContext) -> list[Finding]:
     notes = context.notes
     findings = [_unsampled(context, *key, tuple(sorted(hosts))) for key, hosts in notes.unsampled.items()]
-    return findings + ([_incomplete_log(context, notes.unwritten)] if notes.unwritten else [])
+    findings += [_incomplete_log(context, notes.unwritten)] if notes.unwritten else []
+    return findings + [
+        _no_hang_watch(context, why, tuple(sorted(notes.no_hang_watch[why.value])))
+        for why in NoHangWatch
+        if why.value in notes.no_hang_watch
+    ]
 
 
 def _unsampled(context: RuleContext, source: str, error: str, hosts: tuple[str, ...]) -> Finding:
@@ -97,6 +102,46 @@ def _incomplete_log(context: RuleContext, lines: int) -> Finding:
     )
 
 
+# Cause and fix of hangs that cannot be detected.
+_NO_HANG_WATCH = {
+    NoHangWatch.NO_MEMORY: (
+        "there is no place for memory that ranks and ddpcheck share: /dev/shm and TMPDIR cannot be written, and the "
+        "run folder is on a network file system",
+        "Mount a tmpfs at /dev/shm, or set TMPDIR to a folder that can be written.",
+    ),
+    NoHangWatch.HIDDEN: (
+        "the ranks run in a container whose processes ddpcheck cannot see",
+        "Put 'ddpcheck run --' inside the container, or start ddpcheck's container with --pid=host.",
+    ),
+}
+
+
+def _no_hang_watch(context: RuleContext, why: NoHangWatch, ranks: tuple[int, ...]) -> Finding:
+    cause, fix = _NO_HANG_WATCH[why]
+    return context.finding(
+        RULE,
+        f"Hangs{f' of {name_ranks(ranks)}' if ranks else ''} are not detected. Replicas are compared as usual.",
+        ranks=ranks,
+        evidence={"entry": "launcher.hangs", "why": why.value},
+        cause=cause,
+        fix=fix,
+    )
+
+
+def _no_exchange(context: RuleContext, error: str, ranks: tuple[int, ...]) -> Finding:
+    return context.finding(
+        RULE,
+        f"{name_ranks(ranks).capitalize()} cannot share memory with ddpcheck ({error}). Hangs of these ranks are not "
+        "detected, and values that differ are not kept. Replicas are compared as usual, from the records.",
+        ranks=ranks,
+        evidence={"entry": f"{NO_EXCHANGE}.open", "error": error, "why": NoHangWatch.NO_MEMORY.value},
+        cause="they run in a container with a /dev/shm of its own, or as another user, and the run folder is on a file "
+        "system that other machines may use",
+        fix="Share it with the container (-v /dev/shm:/dev/shm, or --ipc=host), and run the job as the user that runs "
+        "ddpcheck.",
+    )
+
+
 def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tuple[int, ...]) -> Finding:
     where_failed = f" on {name_ranks(ranks)}" if ranks else ""
     if entry.startswith(f"{_MISSING_NAME}."):
@@ -104,6 +149,8 @@ def _fault(context: RuleContext, entry: str, error: str, where: str, ranks: tupl
     if entry.startswith(f"{KERNEL_PROBE}."):
         return _kernel_loss(context, entry, error, ranks)
     probe = entry.partition(".")[0]
+    if probe == NO_EXCHANGE:
+        return _no_exchange(context, error, ranks)
     lost = lost_checks(probe)
     checks = f"these checks are not complete from then on: {'; '.join(lost)}" if lost else ""
     return context.finding(

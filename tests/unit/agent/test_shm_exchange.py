@@ -308,8 +308,8 @@ def test_heartbeats_are_read_by_the_launcher(path: Path, start: Callable[[int], 
     for number in range(RING + 1):
         two.publish(key(number), ROOT, LEAVES)
     assert heartbeats(path) == {
-        one.process.pid: Heartbeat(7),
-        two.process.pid: Heartbeat(0, frozenset({11, 12})),
+        (0, one.process.pid): Heartbeat(7),
+        (1, two.process.pid): Heartbeat(0, frozenset({11, 12})),
     }
 
 
@@ -341,7 +341,7 @@ def test_budget_level_leaves_the_rest_of_the_slot_as_it_is(path: Path, start: Ca
     for number in range(RING):
         one.publish(key(number), ROOT, LEAVES)
     assert two.budget_levels(2**32 - 1) == [2**32 - 1]
-    assert heartbeats(path)[one.process.pid] == Heartbeat(7, frozenset({11, 12, 13, 14}))
+    assert heartbeats(path)[0, one.process.pid] == Heartbeat(7, frozenset({11, 12, 13, 14}))
     assert [error.text for error in write_errors(path)] == ["full"]
     assert len(two.new_entries()) == RING
 
@@ -405,11 +405,11 @@ def test_the_file_of_a_killed_launcher_is_removed_by_a_rank(path: Path, start: C
     ranks = [start(0), start(1)]
     with path.open("rb") as launcher:
         fcntl.flock(launcher, fcntl.LOCK_SH)
-        ranks[0].remove_if_abandoned(path)
+        ranks[0].remove_if_abandoned()
         assert path.exists()
-    ranks[0].remove_if_abandoned(path)
+    ranks[0].remove_if_abandoned()
     assert not path.exists()
-    ranks[1].remove_if_abandoned(path)
+    ranks[1].remove_if_abandoned()
     # Views that are open stay usable.
     ranks[0].publish(key(0), ROOT, LEAVES)
     assert [entry.root for entry in ranks[1].new_entries()] == [ROOT]

@@ -21,6 +21,7 @@ from ddpcheck.launcher.process.process_table import Activity, process_start
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.records.kinds.rank import FaultRecord, StackRecord
 from ddpcheck.records.node_log import NodeLog
+from ddpcheck.records.reasons import NoHangWatch
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.hang.test_stacks import BARRIER, MAIN, USER
@@ -70,8 +71,10 @@ class Watched:
     def rank_of(self, pid: int) -> int:
         return [sleeper.pid for sleeper in self.sleepers].index(pid)
 
-    def heartbeats(self) -> dict[int, Heartbeat]:
-        return {sleeper.pid: Heartbeat(self.beats[rank]) for rank, sleeper in enumerate(self.sleepers)}
+    def heartbeats(self) -> dict[tuple[int, int], Heartbeat]:
+        return {
+            (rank, sleeper.pid): Heartbeat(self.beats[rank]) for rank, sleeper in enumerate(self.sleepers)
+        }
 
     def asked(self, number: int) -> None:
         self.questions.append(number)
@@ -219,3 +222,17 @@ def test_progress_withdraws_stuck_ranks(tmp_path: Path, monkeypatch: pytest.Monk
         for sleeper in job.sleepers:
             sleeper.kill()
             sleeper.wait()
+
+
+def test_ranks_whose_processes_are_hidden_are_logged_while_they_live(tmp_path: Path, job: Watched) -> None:
+    for rank in range(2):
+        header: Any = job.build.records[rank][0]
+        job.build.records[rank][0] = replace(header, pid_namespace="pid:[1]")
+    job.build.save()
+    job.go(3)
+    # They may as well be dead.
+    assert job.logged("no_hang_watch") == []
+    job.beats[1] += 1
+    assert job.go(3 * TIMEOUT) is None
+    [record] = job.logged("no_hang_watch")
+    assert (record["why"], record["ranks"]) == (NoHangWatch.HIDDEN.value, [0, 1])

@@ -48,10 +48,10 @@ def test_every_moment_of_training_is_a_sign(exchange: Path) -> None:
     module = nn.Linear(2, 2)
     job = Job(module, context, [StackDumpProbe]).wrapped()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    beats = [heartbeats(exchange)[os.getpid()].beats]
+    beats = [heartbeats(exchange)[0, os.getpid()].beats]
     for _ in range(3):
         job.train(optimizer)
-        beats.append(heartbeats(exchange)[os.getpid()].beats)
+        beats.append(heartbeats(exchange)[0, os.getpid()].beats)
     assert beats == sorted(set(beats))
 
 
@@ -82,9 +82,9 @@ def test_own_threads_are_introduced(exchange: Path) -> None:
     context = scene_on(exchange)
     context.probes = [StackDumpProbe(context)]
     deadline = time.monotonic() + 60
-    while not heartbeats(exchange)[os.getpid()].own_threads and time.monotonic() < deadline:
+    while not heartbeats(exchange)[0, os.getpid()].own_threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    own = heartbeats(exchange)[os.getpid()].own_threads
+    own = heartbeats(exchange)[0, os.getpid()].own_threads
     assert own
     assert threading.get_native_id() not in own
 

@@ -31,7 +31,7 @@ def ranks() -> list[RankPlacement]:
 def test_placements_are_unknown_before_all_ranks_have_published() -> None:
     store, placed = Counting(), ranks()
     for rank, placement in enumerate(placed[:-1]):
-        placement.publish(store, f"node{rank // 2}")
+        placement.publish(store, f"node{rank // 2}", "host")
     assert placed[0].read(store, partial=False) == {}
     placements = placed[0].read(store, partial=True)
     assert [node for node, _ in placements.values()] == ["node0", "node0", "node1", "node1", "node2"]
@@ -40,7 +40,7 @@ def test_placements_are_unknown_before_all_ranks_have_published() -> None:
 def test_rank_0_collects_and_the_others_read_one_key() -> None:
     store, placed = Counting(), ranks()
     for rank, placement in enumerate(placed):
-        placement.publish(store, f"node{rank // 2}")
+        placement.publish(store, f"node{rank // 2}", "host")
     assert placed[4].read(store, partial=False) == {}
     placements = placed[0].read(store, partial=False)
     assert sorted(placements) == list(range(RANKS))
@@ -53,6 +53,6 @@ def test_rank_0_collects_and_the_others_read_one_key() -> None:
 def test_without_rank_0_a_node_collects_by_itself(partial: bool) -> None:
     store, placed = Counting(), ranks()
     for placement in placed:
-        placement.publish(store, "node")
+        placement.publish(store, "node", "host")
     answers = [placed[3].read(store, partial) for _ in range(1 if partial else 20)]
     assert sorted(answers[-1]) == list(range(RANKS))

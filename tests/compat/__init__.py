@@ -1,0 +1,1 @@
+"""Runs corpus and promise tests with another version of torch, or of Python, and writes docs/compatibility.md."""

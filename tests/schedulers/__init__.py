@@ -1,0 +1,1 @@
+"""Slurm, OpenMPI and Ray with ddpcheck: `make schedulers` installs them and runs the cases."""
