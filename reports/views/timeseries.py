@@ -9,7 +9,7 @@ from statistics import median
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import GradientHistory
 from ddpcheck.formatting import rank_ranges, size_text, time_text
-from ddpcheck.reports.views.memory import memory_rows, similar_ranks
+from ddpcheck.reports.views.memory import memory_curves, memory_rows, similar_ranks
 from ddpcheck.reports.views.table import Column, Table, numbers, row
 
 # Of each quantity; report.json has all ranks.
@@ -69,9 +69,10 @@ def _gradient_norms(report: Report) -> list[SeriesView]:
 def _memory(report: Report) -> list[SeriesView]:
     """Ranks with a similar peak share a series: that of the rank with the highest peak."""
     series = []
+    curves = memory_curves(report)
     for group in similar_ranks(memory_rows(report))[:_MOST_SERIES]:
         ranks = [each["rank"] for each in group]
-        curve = max(group, key=lambda each: each["most"])["curve"]
+        curve = curves.get(max(group, key=lambda each: each["most"])["rank"], [])
         series.append(
             SeriesView(
                 "memory",
