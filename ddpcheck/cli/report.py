@@ -74,7 +74,7 @@ def report(
         return
     from ddpcheck.analysis.report_builder import analyse_run
 
-    result = analyse_run(path, course=config.tensorboard)
+    result = analyse_run(path, course=outputs.need_time_series)
     if json:
         from ddpcheck.reports.json_report import to_json
 

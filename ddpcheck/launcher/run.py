@@ -168,7 +168,7 @@ def report_run(
 ) -> int:
     """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's."""
     try:
-        report = build_report(run, read_description(folder.path), course=outputs.tensorboard is not None)
+        report = build_report(run, read_description(folder.path), course=outputs.need_time_series)
     except RunNotFound:
         sys.stderr.write(
             f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"

@@ -106,10 +106,11 @@ def _charts(node: Mapping[str, Any]) -> Html:
     }
     use: dict[str, Values] = {"CPU": list(series["cpu"])}
     use |= {f"GPU {number}": list(gpu["busy"]) for number, gpu in enumerate(series["gpus"])}
-    return tag(
-        "div",
-        _lines(f"{node['host']}: traffic", "MB/s", seconds, rates),
-        _lines(f"{node['host']}: utilisation", "%", seconds, use),
+    return joined(
+        [
+            _lines(f"{node['host']}: traffic", "MB/s", seconds, rates),
+            _lines(f"{node['host']}: utilisation", "%", seconds, use),
+        ]
     )
 
 
