@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,7 +129,11 @@ def overlap(report: Report) -> Html | None:
     if profiled is None or report.overlap is None or not report.overlap.ranks:
         return None
     timeline = _timeline(report.overlap, profiled.buckets) if report.overlap.buckets else None
-    return joined([view(profiled.ranks, heading=True), timeline])
+    command = f"ddpcheck view {shlex.quote(str(report.run.get('path') or 'RUN'))} --perfetto"
+    in_perfetto = tag(
+        "p", "All operators on one timeline, in Perfetto: ", tag("code", command), class_="quiet"
+    )
+    return joined([view(profiled.ranks, heading=True), timeline, in_perfetto])
 
 
 def _timeline(overlap: Overlap, buckets: Table) -> Html:
