@@ -33,6 +33,7 @@ _TOP_LEVEL = (
     "attempts",
     "checks",
     "coverage",
+    "not_judged",
     "data",
     "hardware",
     "traffic",
@@ -76,6 +77,7 @@ class _Document:
     checks: tuple[Check, ...]
     run: dict[str, Any]
     coverage: Coverage | None = None
+    not_judged: dict[str, str] = field(default_factory=dict)
     data: tuple[DataEpoch, ...] = ()
     hardware: dict[str, Any] = field(default_factory=dict)
     traffic: dict[str, Any] = field(default_factory=dict)

@@ -62,6 +62,11 @@ class Outputs:
     allow_incomplete: bool = False
     tensorboard: str | None = None
 
+    @property
+    def need_time_series(self) -> bool:
+        """Whether an output draws charts of series that report.json does not hold."""
+        return self.tensorboard is not None or self.html is not None
+
 
 def write_outputs(
     report: Report, outputs: Outputs, folder: Path, stream: TextIO, environ: Mapping[str, str] = os.environ

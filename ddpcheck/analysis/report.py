@@ -120,6 +120,8 @@ class Report:
     # What the verdict is based on: of the last attempt, or of the first that is not complete. None if no rank reported,
     # and in reports of earlier versions.
     coverage: Coverage | None = None
+    # Findings that could not be judged although their measurements are there, by code: the reason.
+    not_judged: Mapping[str, str] = field(default_factory=dict)
     # The first epochs of the last attempt.
     data: tuple[DataEpoch, ...] = ()
     # Hardware and utilization of the nodes, and the traffic of a step of the last attempt.

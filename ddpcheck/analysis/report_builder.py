@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,7 @@ def build_report(
         ),
         checks=checks_of(last),
         coverage=coverage,
+        not_judged=_not_judged(contexts[-1], findings),
         data=data_table(last),
         hardware=hardware_table(machine.nodes),
         traffic=traffic_table(machine.traffic),
@@ -182,6 +184,18 @@ def _findings(rule: Rule, context: RuleContext) -> list[Finding]:
         return merge_shards(rule.find(context))
     except Exception as error:
         return [failed_rule(context, rule.code, error)]
+
+
+def _not_judged(context: RuleContext, findings: tuple[Finding, ...]) -> dict[str, str]:
+    """By code, why the last attempt was not judged; an error there is an error of `find` too, which is reported."""
+    found = {finding.code for finding in findings}
+    reasons: dict[str, str] = {}
+    for rule in in_report_order():
+        with contextlib.suppress(Exception):
+            reason = "" if rule.code in found else rule.withheld(context)
+            if reason:
+                reasons[rule.code] = reason
+    return reasons
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:

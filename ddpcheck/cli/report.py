@@ -77,7 +77,7 @@ def report(
     from ddpcheck.records.reader import read_run_file
 
     abandoned = launcher_has_ended(read_run_file(path))
-    result = analyse_run(path, course=config.tensorboard, abandoned=abandoned)
+    result = analyse_run(path, course=outputs.need_time_series, abandoned=abandoned)
     if json:
         from ddpcheck.reports.json_report import to_json
 
@@ -115,14 +115,11 @@ def _is_timeline_name(text: str) -> bool:
 def _write_timeline(path: Path, out: Path) -> None:
     if not _is_timeline_name(str(out)):
         raise UsageError(f"--trace {out}: the name must end in .json or .json.gz")
-    from ddpcheck.analysis.overlap.build import traces_of_run
-    from ddpcheck.traces.analyse import analyse
-    from ddpcheck.traces.merged import write_merged
+    from ddpcheck.analysis.overlap.timeline import write_timeline
 
-    traces, left_out = traces_of_run(path)
-    write_merged(traces, analyse(traces), out)
+    ranks, left_out = write_timeline(path, out)
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)
     typer.echo(
-        f"Wrote one timeline of {len(traces)} ranks to {out}. Open it in Perfetto or chrome://tracing."
+        f"Wrote one timeline of {ranks} ranks to {out}. Next: `ddpcheck view RUN --perfetto` opens it in Perfetto."
     )

@@ -199,9 +199,7 @@ def report_run(
     try:
         # The folder may be gone, even where its contents are known.
         description = {**read_description(folder.path), **(description or {})}
-        report = build_report(
-            run, description, course=outputs.tensorboard is not None, unwritten=unwritten
-        )
+        report = build_report(run, description, course=outputs.need_time_series, unwritten=unwritten)
     except RunNotFound:
         sys.stderr.write(
             f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"

@@ -1,4 +1,4 @@
-"""Runs TensorBoard on a folder, prints its address and forwards signals to it."""
+"""Runs TensorBoard on a folder, prints its address and forwards signals to it; waits while a server of ours runs."""
 
 from __future__ import annotations
 
@@ -74,6 +74,13 @@ def run_tensorboard(events: Path, title: str, port: int) -> int:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def wait_for_signal() -> None:
+    """Until Ctrl-C, or a signal that asks to end."""
+    with SignalInbox() as inbox:
+        while not _FORWARDED.intersection(inbox.wait(_POLL_SECONDS)):
+            pass
 
 
 def _wait(

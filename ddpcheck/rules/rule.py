@@ -62,6 +62,10 @@ def _no_findings(context: RuleContext) -> list[Finding]:
     return []
 
 
+def _judged(context: RuleContext) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Rule:
     """The metadata of one rule. Its file also defines `find(context)`, which the registry adds as `find`."""
@@ -87,6 +91,9 @@ class Rule:
     # Position among findings of equal severity, causes before their effects; None: the number of the code.
     order: float | None = None
     find: Callable[[RuleContext], list[Finding]] = _no_findings
+    # Why this run cannot be judged although what the rule needs was measured; empty: it was judged. A module that
+    # defines `withheld(context)` sets it.
+    withheld: Callable[[RuleContext], str] = _judged
     parameter_causes: list[Cause] = field(default_factory=list, repr=False, compare=False)
     gradient_causes: list[Cause] = field(default_factory=list, repr=False, compare=False)
 
@@ -140,4 +147,4 @@ def _discovered() -> Iterator[Rule]:
         for file in pkgutil.iter_modules(folder.__path__, f"{group.name}."):
             if file.name.rpartition(".")[2].startswith("ddp"):
                 module = importlib.import_module(file.name)
-                yield replace(module.RULE, find=module.find)
+                yield replace(module.RULE, find=module.find, withheld=getattr(module, "withheld", _judged))

@@ -148,7 +148,7 @@ def _rank_input() -> Html:
 
 
 # Rows of a table that is shown, of one that is folded, and of a chart with a row for each rank.
-_MOST_SHOWN = 16
+_MOST_SHOWN = 8
 _MOST_FOLDED = 2048
 MOST_CHART_ROWS = 48
 _MOST_PAGES = 64

@@ -11,7 +11,7 @@ from importlib.resources import files
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.reports.html.components import CHART_HELP, Html, folded, joined, tag, view
-from ddpcheck.reports.html.sections import findings, nodes, replicas, step_time
+from ddpcheck.reports.html.sections import findings, nodes, progress, replicas, step_time
 from ddpcheck.reports.verdict import in_order
 from ddpcheck.reports.views.cost import cost_table, schedule_table
 from ddpcheck.reports.views.data import data_table
@@ -56,6 +56,7 @@ def _any(parts: Iterable[Html | None]) -> Html | None:
 # Title and content, top to bottom; a section without content is left out.
 _SECTIONS: tuple[tuple[str, Callable[[Report], Html | None]], ...] = (
     ("Findings", findings.section),
+    ("Progress", progress.section),
     ("Agreement", replicas.agreement),
     ("Gradients", replicas.gradients),
     ("Step time", step_time.step_time),
@@ -71,14 +72,20 @@ _SECTIONS: tuple[tuple[str, Callable[[Report], Html | None]], ...] = (
     ("Checked", _checks),
     ("Environment", _environment),
 )
-# What findings are about, by the first digit of their codes: these sections follow the findings.
+# Tables that few readers need: behind their title, unless a finding is about them.
+_FOLDED = frozenset({"Traffic", "Cost", "Ranks", "Data", "Checked", "Environment"})
+# What findings are about, by the longest prefix of their codes: these sections follow the findings.
 _ABOUT = {
-    "1": ("Agreement",),
-    "2": ("Agreement", "Gradients"),
-    "3": ("Data",),
-    "4": ("Step time", "Overlap", "Links", "Traffic"),
-    "5": ("Memory",),
-    "6": ("Ranks",),
+    "DDP1": ("Agreement",),
+    "DDP2": ("Agreement", "Gradients"),
+    "DDP3": ("Data",),
+    "DDP4": ("Step time",),
+    "DDP401": ("Overlap", "Step time"),
+    "DDP403": ("Links", "Traffic"),
+    "DDP404": ("Overlap",),
+    "DDP405": ("Traffic",),
+    "DDP5": ("Memory",),
+    "DDP6": ("Ranks",),
 }
 _STYLES = ("uplot.min.css", "page.css")
 _SCRIPTS = (
@@ -99,7 +106,7 @@ def to_html(report: Report) -> str:
         tag("a", "Skip to the report", href="#report", class_="skip"),
         tag("header", head),
         _contents([name for name, _ in sections]),
-        tag("main", *(_section(name, content) for name, content in sections), id="report"),
+        tag("main", *(_section(name, content, report) for name, content in sections), id="report"),
         tag(
             "footer",
             tag("p", f"Charts: {CHART_HELP[0].lower()}{CHART_HELP[1:]}"),
@@ -111,15 +118,20 @@ def to_html(report: Report) -> str:
 
 
 def _position(name: str, report: Report) -> int:
-    """Findings first, then what they are about; the others keep their order, as `sorted` is stable."""
+    """Findings first, then what they are about, folded tables last; equal ones keep their order: `sorted` is stable."""
+    order = ["Findings", *_subjects(report)]
+    return order.index(name) if name in order else len(order) + (name in _FOLDED)
+
+
+def _subjects(report: Report) -> list[str]:
+    """The sections that the findings are about, the most severe finding first."""
     subjects = dict.fromkeys(
         subject
         for finding in in_order(report)
         if finding.severity is not Severity.NOTE
-        for subject in _ABOUT.get(finding.code[3:4], ())
+        for subject in _ABOUT.get(finding.code) or _ABOUT.get(finding.code[:4], ())
     )
-    order = ["Findings", *subjects]
-    return order.index(name) if name in order else len(order)
+    return list(subjects)
 
 
 def _content(make: Callable[[Report], Html | None], report: Report) -> Html | None:
@@ -130,9 +142,17 @@ def _content(make: Callable[[Report], Html | None], report: Report) -> Html | No
         return tag("p", f"This part of report.json could not be shown ({type(error).__name__}: {error}).")
 
 
-def _section(name: str, content: Html) -> Html:
+def _section(name: str, content: Html, report: Report) -> Html:
     anchor = _anchor(name)
-    return tag("section", tag("h2", name, id=anchor), content, aria_labelledby=anchor)
+    heading = tag("h2", name, id=anchor)
+    # A section with one chart fits into one of two columns.
+    wide = name == "Findings" or content.count("<figure") > 1
+    if name in _FOLDED:
+        opened = "" if name in _subjects(report) else None
+        inner = tag("details", tag("summary", heading), content, open=opened)
+        return tag("section", inner, aria_labelledby=anchor, class_="folded")
+    body = tag("div", content, class_="columns") if wide and name != "Findings" else content
+    return tag("section", heading, body, aria_labelledby=anchor, class_="wide" if wide else None)
 
 
 def _contents(names: list[str]) -> Html:

@@ -51,7 +51,9 @@ def live_view(state: LiveState, console: Console) -> RenderableType:
     blocks = [
         _screen_title(out, state),
         Text(),
-        Text.assemble(out.text(f"step {state.steps:,}   ", LABEL), out.text(*agreement_text(state))),
+        Text.assemble(
+            out.text(f"{counted(state.steps, 'step')}   ", LABEL), out.text(*agreement_text(state))
+        ),
         *_screen_step_time(out, state),
         out.text(*finding_text(state)),
     ]
@@ -102,7 +104,7 @@ def step_time_texts(times: LiveStepTime) -> list[str]:
     return [
         f"{time_text(times.step_us * 1000)}/step",
         f"exposed {_percent(times.exposed)}",
-        f"straggler {_percent(times.late)}{straggler}",
+        f"waiting {_percent(times.late)}{straggler}",
     ]
 
 
@@ -178,7 +180,9 @@ def _panel_title(out: ReportConsole, state: LiveState, width: int) -> Text:
 def _panel_progress(out: ReportConsole, state: LiveState) -> Text:
     behind = f" (slowest rank {state.fewest_steps:,})" if state.fewest_steps != state.steps else ""
     return Text.assemble(
-        out.text(f"step {state.steps:,}", LABEL), out.text(f"{behind}   "), out.text(*agreement_text(state))
+        out.text(counted(state.steps, "step"), LABEL),
+        out.text(f"{behind}   "),
+        out.text(*agreement_text(state)),
     )
 
 
@@ -230,9 +234,9 @@ def _screen_ranks(out: ReportConsole, state: LiveState) -> list[RenderableType]:
 
 def _progress(state: LiveState) -> str:
     if state.fewest_steps == state.steps:
-        return f"all at step {state.steps:,}"
+        return f"all after {counted(state.steps, 'step')}"
     behind = sum(rank.steps < state.steps for rank in state.ranks)
-    return f"{behind} behind, the slowest at step {state.fewest_steps:,}"
+    return f"{behind} behind, the slowest after {counted(state.fewest_steps, 'step')}"
 
 
 def _rank_row(out: ReportConsole, rank: LiveRank, longest: int, reason: str) -> list[object]:

@@ -158,11 +158,8 @@ def _within_budget(cost: CostTable) -> bool:
 
 def _cost_line(cost: CostTable) -> str:
     text = f"ddpcheck took {_time(cost.cost_us)} per step"
-    # The first step is not measured.
-    first = FIRST_STEPS_OF_BUDGET
-    if cost.budget is not None and max((rank.steps for rank in cost.ranks), default=0) < first - 1:
-        # Not a share: it says nothing about a longer job.
-        return f"{text}: it checks the first {first} steps completely, and then keeps to its budget"
+    if checks_completely(cost):
+        return f"{text}: it checks the first {FIRST_STEPS_OF_BUDGET} steps completely, and then keeps to its budget"
     if cost.share is not None:
         text += f" ({share_text(cost.share)}{_since(cost)})"
     text += _mostly(cost.by_probe, cost.cost_us)
@@ -170,6 +167,13 @@ def _cost_line(cost: CostTable) -> str:
     if highest is not None and highest.share and cost.share and highest.share > _NOTABLE * cost.share:
         text += f"; the most on rank {highest.rank}: {_time(highest.cost_us)} ({share_text(highest.share)})"
     return text
+
+
+def checks_completely(cost: CostTable) -> bool:
+    """Whether the job was too short for the budget: a share of it would say nothing about a longer job."""
+    # The first step is not measured.
+    most = max((rank.steps for rank in cost.ranks), default=0)
+    return cost.budget is not None and most < FIRST_STEPS_OF_BUDGET - 1
 
 
 def _since(cost: CostTable) -> str:

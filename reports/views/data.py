@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpcheck.analysis.data.collector import MOST_ROWS
 from ddpcheck.analysis.report import DataEpoch, Report
 from ddpcheck.reports.views.evidence import by_rank_text
 from ddpcheck.reports.views.table import Column, Row, Table, row
@@ -33,7 +34,9 @@ def data_table(report: Report) -> Table | None:
         Column("sampler"),
     )
     rows = tuple(_row(group) for group in epoch_groups(report.data))
-    return Table("Data", columns, rows, legend=_LEGEND, noun="groups of epochs")
+    # report.json holds as many.
+    cut = (f"The first {MOST_ROWS} epochs are listed.",) if len(report.data) >= MOST_ROWS else ()
+    return Table("Data", columns, rows, legend=_LEGEND, noun="groups of epochs", notes=cut)
 
 
 def epoch_groups(epochs: Sequence[DataEpoch]) -> list[list[DataEpoch]]:

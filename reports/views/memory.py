@@ -58,6 +58,20 @@ def memory_table(report: Report) -> Table | None:
     )
 
 
+def memory_curves(report: Report) -> dict[int, list[tuple[int, int]]]:
+    """By rank: steps and sizes. A size is recorded when it changes, so the last one holds to the rank's last step."""
+    last_steps = {rank.rank: rank.steps - 1 for rank in report.attempts[-1].ranks} if report.attempts else {}
+    curves = {}
+    for each in memory_rows(report):
+        curve = [(step, size) for step, size in each["curve"]]
+        last = last_steps.get(each["rank"], -1)
+        if curve and curve[-1][0] < last:
+            curve.append((last, curve[-1][1]))
+        if curve:
+            curves[each["rank"]] = curve
+    return curves
+
+
 def memory_location(rows: list[RankMemoryRow]) -> str:
     return "on the device" if rows[0]["measured"] == "allocated" else "of the processes"
 

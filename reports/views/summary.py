@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpcheck.analysis.report import Check, DataEpoch, RankStatus, RankSummary, Report
@@ -13,11 +13,12 @@ from ddpcheck.reports.views.hardware import Node, hardware_nodes
 from ddpcheck.reports.views.memory import memory_location, memory_rows, similar_ranks
 from ddpcheck.reports.views.ranks import last_position
 from ddpcheck.reports.views.table import CellMark
-from ddpcheck.reports.views.timing import milliseconds, step_shares, straggler_text
+from ddpcheck.reports.views.timing import exposed_medians, milliseconds, step_shares, straggler_text
 
 # Ranks that ended in more ways than this are in the table of ranks only.
 _MOST_GROUPS = 3
 _MOST_NAMED = 3
+_STRAGGLER_CODE = "DDP402"
 _SAMPLES = {"overlap": "on several ranks", "missing": "missing"}
 _FAILED = {RankStatus.RAISED, RankStatus.DIED, RankStatus.MISSING}
 
@@ -38,11 +39,12 @@ def summary_lines(report: Report) -> list[SummaryLine]:
         _replicas(report),
         _ranks(report),
         _data(report.data),
-        *(_times(times) if times is not None and times.ranks else []),
+        *(_times(times, report.not_judged) if times is not None and times.ranks else []),
         _exposed(report),
         _memory(report),
         _hardware(hardware_nodes(report)),
         _not_checked(report.checks),
+        *_not_judged(report),
         *_cost(report),
     ]
     return [line for line in lines if line is not None]
@@ -123,7 +125,7 @@ def _data(epochs: Sequence[DataEpoch]) -> SummaryLine | None:
     return SummaryLine("data", ", ".join(parts), CellMark.WARNING if wrong else None) if parts else None
 
 
-def _times(times: TimeTable) -> list[SummaryLine]:
+def _times(times: TimeTable, not_judged: Mapping[str, str]) -> list[SummaryLine]:
     pauses = f", {counted(times.pauses, 'step')} with a pause excluded" if times.pauses else ""
     line = SummaryLine(
         "step time",
@@ -131,25 +133,24 @@ def _times(times: TimeTable) -> list[SummaryLine]:
     )
     lines = [line]
     if len(times.ranks) > 1:
-        lines.append(SummaryLine("", f"mean step: {step_shares(times.scaling)}"))
+        lines.append(SummaryLine("", f"mean over ranks: {step_shares(times.scaling)}"))
         straggler = straggler_text(times)
-        lines.append(SummaryLine("stragglers", straggler or "none", CellMark.WARNING if straggler else None))
+        none = "not judged" if _STRAGGLER_CODE in not_judged else "none"
+        lines.append(SummaryLine("stragglers", straggler or none, CellMark.WARNING if straggler else None))
     return lines
 
 
 def _exposed(report: Report) -> SummaryLine | None:
-    """From traces of profiled steps."""
-    overlap = report.overlap
-    if overlap is None or not overlap.ranks:
+    """From traces of profiled steps: the same figures as in DDP401."""
+    exposed = exposed_medians(report.overlap)
+    if exposed is None:
         return None
-    steps = max(len(overlap.steps) or overlap.end_step - overlap.first_step, 1)
-    worst = max(overlap.ranks, key=lambda rank: rank.exposed_ns)
-    share = percent_text(100 * worst.exposed_ns / worst.span_ns) if worst.span_ns else ""
-    of_step = f", {share} of the profiled time" if share else ""
+    share, waiting = percent_text(100 * exposed.transfer_share), percent_text(100 * exposed.wait_share)
     return SummaryLine(
-        "exposed",
-        f"{time_text(worst.exposed_ns // steps)} of communication and waiting per profiled step on rank {worst.rank}, "
-        f"the maximum{of_step}",
+        "profile",
+        f"exposed transfers {time_text(exposed.transfer_ns)} ({share}) and waiting for the last rank "
+        f"{time_text(exposed.wait_ns)} ({waiting}) of a step of {time_text(exposed.step_ns)}; medians of "
+        f"{counted(exposed.steps, 'profiled step')}",
     )
 
 
@@ -185,6 +186,12 @@ def _not_checked(checks: Sequence[Check]) -> SummaryLine | None:
         return None
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return SummaryLine("not checked", ", ".join(names[:_MOST_NAMED]) + more)
+
+
+def _not_judged(report: Report) -> list[SummaryLine]:
+    """Findings that the run could not show, so that their absence is not taken for health."""
+    texts = [f"{code}: {reason}" for code, reason in sorted(report.not_judged.items())]
+    return [SummaryLine("" if index else "not judged", text) for index, text in enumerate(texts)]
 
 
 def _cost(report: Report) -> list[SummaryLine]:

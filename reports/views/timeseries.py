@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import Report
-from ddpcheck.analysis.timeseries.model import GradientHistory
+from ddpcheck.analysis.timeseries.model import GradientHistory, SeriesKind
 from ddpcheck.formatting import rank_ranges, size_text, time_text
-from ddpcheck.reports.views.memory import memory_rows, similar_ranks
+from ddpcheck.reports.views.memory import memory_curves, memory_rows, similar_ranks
 from ddpcheck.reports.views.table import Column, Table, numbers, row
 
 # Of each quantity; report.json has all ranks.
 _MOST_SERIES = 4
 _FEWEST_POINTS = 3
 _MOST_ROWS = 64
+_MOST_MARKS = 16
 
 Values = Sequence[float | None]
 
@@ -69,9 +71,10 @@ def _gradient_norms(report: Report) -> list[SeriesView]:
 def _memory(report: Report) -> list[SeriesView]:
     """Ranks with a similar peak share a series: that of the rank with the highest peak."""
     series = []
+    curves = memory_curves(report)
     for group in similar_ranks(memory_rows(report))[:_MOST_SERIES]:
         ranks = [each["rank"] for each in group]
-        curve = max(group, key=lambda each: each["most"])["curve"]
+        curve = curves.get(max(group, key=lambda each: each["most"])["rank"], [])
         series.append(
             SeriesView(
                 "memory",
@@ -82,6 +85,66 @@ def _memory(report: Report) -> list[SeriesView]:
             )
         )
     return series
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """Values at steps, of the job or of one rank."""
+
+    label: str
+    steps: Sequence[int]
+    values: Values
+    rank: int | None = None
+
+
+def loss_series(report: Report) -> list[StepSeries]:
+    """The mean loss over ranks; empty if no loss could be read, or if the report was made without time series."""
+    job = report.course.job if report.course is not None else ()
+    return [
+        StepSeries(" ".join(filter(None, ("loss", each.of))), list(each.steps), list(each.values))
+        for each in job
+        if each.figure is SeriesKind.LOSS and len(each.steps) >= _FEWEST_POINTS
+    ]
+
+
+def step_time_series(report: Report) -> list[StepSeries]:
+    """Milliseconds by rank; each value is the maximum of an interval of steps, at its first step."""
+    series = []
+    for table in report.time:
+        for rank in table.ranks:
+            points = len(rank.course_us)
+            if points < _FEWEST_POINTS:
+                continue
+            span = table.last_step + 1 - table.first_step
+            steps = [table.first_step + span * number // points for number in range(points)]
+            values = [round(us / 1000, 3) for us in rank.course_us]
+            series.append(StepSeries(f"rank {rank.rank}", steps, values, rank.rank))
+    return series
+
+
+@dataclass(frozen=True)
+class FindingMark:
+    """The step at which findings begin, with their codes."""
+
+    step: int
+    label: str
+    severity: Severity
+
+
+def finding_marks(report: Report) -> list[FindingMark]:
+    """One for each step with findings, the most severe colour; of very many, the first."""
+    by_step: dict[int, list[Finding]] = {}
+    for finding in report.findings:
+        if finding.step is not None and finding.severity is not Severity.NOTE:
+            by_step.setdefault(finding.step, []).append(finding)
+    return [
+        FindingMark(
+            step,
+            ", ".join(dict.fromkeys(finding.code for finding in found)),
+            max((finding.severity for finding in found), key=lambda severity: severity.weight),
+        )
+        for step, found in sorted(by_step.items())[:_MOST_MARKS]
+    ]
 
 
 def series_table(series: Mapping[str, Values], title: str, unit: str = "") -> Table:

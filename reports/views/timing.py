@@ -148,7 +148,8 @@ def straggler_text(times: TimeTable) -> str:
     if straggler is None:
         return ""
     phase, cost = _phase_and_cost(straggler)
-    return f"{name_ranks(straggler.ranks)} in {phase}: {cost} ms per step ({100 * straggler.share:.0f} %)"
+    share = f"{100 * straggler.share:.0f} % of the median step"
+    return f"{name_ranks(straggler.ranks)} in {phase}: {cost} ms per step ({share})"
 
 
 def _phase_and_cost(straggler: Straggler) -> tuple[str, str]:
@@ -178,14 +179,14 @@ def step_shares(scaling: Scaling) -> str:
         ("data", scaling.data),
         ("other", scaling.other),
         ("exposed comm", scaling.exposed_communication),
-        ("stragglers", scaling.waiting_for_stragglers),
+        ("waiting", scaling.waiting_for_stragglers),
     )
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)
 
 
 def _scaling(scaling: Scaling) -> list[str]:
     return [
-        f"Step: {step_shares(scaling)}",
+        f"Mean step: {step_shares(scaling)}",
         f"Scaling efficiency {100 * scaling.efficiency:.0f} % ({scaling.speed_up:.2f}x one rank)",
     ]
 
@@ -193,6 +194,34 @@ def _scaling(scaling: Scaling) -> list[str]:
 def _cross_check(check: CrossCheck) -> str:
     own, ddp = milliseconds(check.wait_us / 1000), milliseconds(check.ddp_wait_us / 1000)
     return f"Cross-check: mean wait {own} ms, by DDP's own logger {ddp} ms"
+
+
+@dataclass(frozen=True)
+class ExposedMedians:
+    """Medians over the profiled steps of means over ranks, in nanoseconds."""
+
+    steps: int
+    step_ns: int
+    transfer_ns: int
+    wait_ns: int
+    # Of each step's own time, as in DDP401.
+    transfer_share: float
+    wait_share: float
+
+
+def exposed_medians(overlap: Overlap | None) -> ExposedMedians | None:
+    """None if no profiled step could be compared across ranks."""
+    steps = [step for step in overlap.steps if step.took_ns > 0] if overlap is not None else []
+    if not steps:
+        return None
+    return ExposedMedians(
+        len(steps),
+        round(median(step.took_ns for step in steps)),
+        round(median(step.exposed_transfer_ns for step in steps)),
+        round(median(step.exposed_wait_ns for step in steps)),
+        median(step.exposed_transfer_ns / step.took_ns for step in steps),
+        median(step.exposed_wait_ns / step.took_ns for step in steps),
+    )
 
 
 _COLUMNS = (

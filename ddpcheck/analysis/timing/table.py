@@ -113,6 +113,11 @@ def faults_memory_in(straggler: Straggler) -> bool:
     )
 
 
+def measured_us(table: TimeTable) -> int:
+    """The duration of the steps of a table, on its first rank."""
+    return table.ranks[0].step.mean_us * table.steps * table.every
+
+
 def _long_enough(together: AlignedSteps) -> bool:
     rank = together.ranks[0]
     return sum(together.columns[rank]["total"]) * together.every >= LEAST_SPAN_US

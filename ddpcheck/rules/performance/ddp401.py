@@ -33,7 +33,7 @@ _MOST_RANKS = 16
 
 def find(context: RuleContext) -> list[Finding]:
     overlap = context.overlap
-    if overlap is None or len(overlap.steps) < _LEAST_STEPS or overlap.machine_too_busy:
+    if overlap is None or withheld(context):
         return []
     shares = [step.exposed_transfer_ns / step.took_ns for step in overlap.steps if step.took_ns > 0]
     exposed = median(step.exposed_transfer_ns for step in overlap.steps)
@@ -42,6 +42,18 @@ def find(context: RuleContext) -> list[Finding]:
     if min(step.exposed_transfer_ns for step in overlap.steps) < _LEAST_NS_EVER:
         return []
     return [_finding(context, overlap, median(shares), exposed)]
+
+
+def withheld(context: RuleContext) -> str:
+    """Why the profiled steps say nothing about the link."""
+    overlap = context.overlap
+    if overlap is None:
+        return ""
+    if len(overlap.steps) < _LEAST_STEPS:
+        return f"only {len(overlap.steps)} profiled steps could be compared across ranks"
+    if overlap.machine_too_busy:
+        return "processors oversubscribed: ranks waited for a processor in the profiled steps"
+    return ""
 
 
 def _finding(context: RuleContext, overlap: Overlap, share: float, exposed: float) -> Finding:

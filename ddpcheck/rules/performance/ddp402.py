@@ -12,7 +12,13 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
 from ddpcheck.analysis.hardware.statistics import GpuStatistics
 from ddpcheck.analysis.timing.model import Straggler, TimeTable
-from ddpcheck.analysis.timing.table import KEEPS_MEMORY, faults_memory_in, lacks_processors
+from ddpcheck.analysis.timing.table import (
+    KEEPS_MEMORY,
+    LEAST_SPAN_US,
+    faults_memory_in,
+    lacks_processors,
+    measured_us,
+)
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Need, Rule, first_sentence
 
@@ -152,6 +158,14 @@ def find(context: RuleContext) -> list[Finding]:
     return [
         _finding(context, table, table.straggler) for table in context.time if table.straggler is not None
     ]
+
+
+def withheld(context: RuleContext) -> str:
+    """Why a straggler could not have been found."""
+    short = [table for table in context.time if len(table.ranks) > 1 and measured_us(table) < LEAST_SPAN_US]
+    if not short or len(short) < len(context.time):
+        return ""
+    return f"only {measured_us(short[0]) / 1e6:.1f} s of steps were measured, {LEAST_SPAN_US / 1e6:g} s are needed"
 
 
 def _finding(context: RuleContext, table: TimeTable, late: Straggler) -> Finding:

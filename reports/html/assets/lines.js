@@ -21,6 +21,27 @@ const lines = (figure, spec) => {
   };
   const summarised = many ? summary() : [];
 
+  // Where findings begin: a vertical line with their codes.
+  const marks = (u) => {
+    const ratio = devicePixelRatio || 1;
+    u.ctx.save();
+    u.ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
+    for (const mark of spec.marks ?? []) {
+      if (mark.x < u.scales.x.min || mark.x > u.scales.x.max) continue;
+      const left = Math.round(u.valToPos(mark.x, "x", true));
+      const right = left + u.ctx.measureText(mark.label).width + 6 * ratio > u.bbox.left + u.bbox.width;
+      u.ctx.strokeStyle = u.ctx.fillStyle = colour(mark.colour);
+      u.ctx.lineWidth = 2 * ratio;
+      u.ctx.beginPath();
+      u.ctx.moveTo(left, u.bbox.top);
+      u.ctx.lineTo(left, u.bbox.top + u.bbox.height);
+      u.ctx.stroke();
+      u.ctx.textAlign = right ? "right" : "left";
+      u.ctx.fillText(mark.label, left + (right ? -4 : 4) * ratio, u.bbox.top + 11 * ratio);
+    }
+    u.ctx.restore();
+  };
+
   const make = (width) => {
     const shown = many ? [...summarised, ...chosen.map((rank) => byRank.get(rank))] : ofRanks;
     const series = [...shown, ...others];
@@ -35,6 +56,7 @@ const lines = (figure, spec) => {
       },
       cursor: { drag: { x: true, y: false } },
       legend: { live: false },
+      hooks: { draw: [marks] },
       axes: [
         axis({ label: spec.xLabel ?? "step", labelSize: 18, size: 34, values: (u, splits) => splits.map((at) => (Number.isInteger(at) || spec.xLabel ? short(at) : "")) }),
         axis({ label: spec.yLabel, labelSize: 18, size: 62, values: (u, splits) => splits.map((at) => (at === null ? "" : short(at))) }),

@@ -23,13 +23,26 @@ new ResizeObserver(() => {
   }
 }).observe(document.querySelector("main"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
-// Print is always light, and about this wide.
+// A link to a folded section opens it.
+const unfold = () => {
+  const folded = document.getElementById(location.hash.slice(1))?.closest("details");
+  if (folded) folded.open = true;
+};
+addEventListener("hashchange", unfold);
+document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => setTimeout(unfold)));
+unfold();
+
+// Print is always light, about this wide, and shows what is folded, except the tables behind charts.
+let unfolded = [];
 addEventListener("beforeprint", () => {
   document.body.classList.add("paper");
+  unfolded = [...document.querySelectorAll("details:not([open])")].filter((one) => !one.closest("figure"));
+  unfolded.forEach((one) => (one.open = true));
   redraw(660);
 });
 addEventListener("afterprint", () => {
   document.body.classList.remove("paper");
+  unfolded.forEach((one) => (one.open = false));
   redraw();
 });
 document.documentElement.classList.add("ready");

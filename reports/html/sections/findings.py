@@ -12,7 +12,7 @@ from ddpcheck.formatting import name_ranks, rank_ranges
 from ddpcheck.reports.finding_text import script_line, source_line
 from ddpcheck.reports.html.components import Html, joined, rows_table, table, tag
 from ddpcheck.reports.safe_text import shortened
-from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
+from ddpcheck.reports.verdict import counted, in_order, leading_finding, verdict_sentence
 from ddpcheck.reports.views.evidence import (
     Block,
     Line,
@@ -24,6 +24,7 @@ from ddpcheck.reports.views.evidence import (
     evidence_blocks,
     outlier_flags,
 )
+from ddpcheck.reports.views.key_figures import key_figures
 from ddpcheck.reports.views.summary import SummaryLine, summary_lines
 from ddpcheck.reports.views.table import Table
 
@@ -37,13 +38,71 @@ _MOST_CHARACTERS = 2000
 
 
 def head(report: Report) -> tuple[str, Html]:
-    """The title of the page, and its head: verdict, size and command."""
+    """The title of the page, and its head: verdict, what to do next, six figures, and what the run was."""
     sentence = verdict_sentence(report)
     name = str(report.run.get("name") or "")
+    box = tag(
+        "div",
+        tag("p", _status(report), class_="status"),
+        tag("h1", sentence),
+        _next(report),
+        class_=f"verdict {_mark(report)}",
+    )
+    parts = [box, _figures(report), _facts(report, name), _summary(report)]
+    return f"{sentence} - {name}" if name else sentence, joined(parts)
+
+
+_STATUS = {
+    Verdict.OK: "replicas agree",
+    Verdict.FINDINGS: "findings",
+    Verdict.FAILED: "the job failed",
+    Verdict.INCOMPLETE: "incomplete",
+}
+
+
+def _status(report: Report) -> str:
+    """The verdict as report.json has it, with the number of findings by severity."""
+    counts = [
+        counted(number, severity.value)
+        for severity in sorted(Severity, key=lambda each: -each.weight)
+        if (number := sum(finding.severity is severity for finding in report.findings))
+    ]
+    status = _STATUS[report.verdict] if report.findings or report.world_size > 1 else report.verdict.value
+    return ", ".join([status, *counts])
+
+
+def _next(report: Report) -> Html | None:
+    """The line of the program that the verdict is about, and the next command."""
+    lead = leading_finding(report)
+    if lead is None or lead.severity is Severity.NOTE:
+        return None
+    location = _source_line(report, lead)
+    parts: list[object] = [tag("code", location), Html("<br>")] if location else []
+    return tag("p", *parts, "Next: ", tag("code", f"ddpcheck explain {lead.code}"))
+
+
+def _figures(report: Report) -> Html:
+    tiles = [
+        tag(
+            "div",
+            tag("dt", figure.label),
+            tag(
+                "dd",
+                figure.value,
+                class_=" ".join(filter(None, ("value", figure.mark and figure.mark.value))),
+            ),
+            tag("dd", figure.detail, class_="quiet"),
+        )
+        for figure in key_figures(report)
+    ]
+    return tag("dl", *tiles, class_="figures", aria_label="Key figures")
+
+
+def _facts(report: Report, name: str) -> Html:
     facts = [
         ("run", name),
-        ("ranks", counted(report.world_size, "rank")),
-        ("steps", counted(report.steps, "step")),
+        ("ranks", f"{report.world_size:,}"),
+        ("steps", f"{report.steps:,}"),
         ("exit status", "unknown" if report.exit_code is None else str(report.exit_code)),
         ("started", _minute(report.run.get("started"))),
         ("duration", _duration(report.run.get("seconds"))),
@@ -52,9 +111,7 @@ def head(report: Report) -> tuple[str, Html]:
     rows = [tag("div", tag("dt", label), tag("dd", value)) for label, value in facts if value]
     command = tag("dd", tag("code", shlex.join(report.command)))
     rows.append(tag("div", tag("dt", "command"), command, class_="wide"))
-    box = tag("div", tag("h1", sentence), class_=f"verdict {_mark(report)}")
-    parts = [box, tag("dl", *rows, class_="facts"), _summary(report)]
-    return f"{sentence} - {name}" if name else sentence, joined([part for part in parts if part is not None])
+    return tag("dl", *rows, class_="facts")
 
 
 def _mark(report: Report) -> str:
@@ -65,7 +122,7 @@ def _mark(report: Report) -> str:
 
 
 def _summary(report: Report) -> Html | None:
-    """The same lines as on the terminal. Lines without a label continue the one before."""
+    """The lines of the summary on the terminal. Lines without a label continue the one before."""
     entries: list[tuple[SummaryLine, list[SummaryLine]]] = []
     for line in summary_lines(report):
         if line.label or not entries:
@@ -80,7 +137,12 @@ def _summary(report: Report) -> Html | None:
         )
         for first, more in entries
     ]
-    return tag("dl", *rows, class_="summary", aria_label="Summary") if rows else None
+    lines = tag("dl", *rows, class_="summary", aria_label="Summary")
+    return (
+        tag("details", tag("summary", "Summary, as on the terminal"), lines, class_="terminal")
+        if rows
+        else None
+    )
 
 
 def _minute(started: object) -> str:
@@ -104,7 +166,8 @@ def section(report: Report) -> Html | None:
     several = len(report.attempts) > 1
     cards = [_card(finding, several, _source_line(report, finding)) for finding in ordered[:_MOST_FINDINGS]]
     more = len(ordered) - _MOST_FINDINGS
-    return joined([*cards, tag("p", f"and {more} more, in report.json") if more > 0 else None])
+    rest = tag("p", f"and {more} more, in report.json") if more > 0 else None
+    return joined([tag("div", *cards, class_="cards"), rest])
 
 
 def _source_line(report: Report, finding: Finding) -> str:
@@ -130,9 +193,18 @@ def _card(finding: Finding, several_attempts: bool, location: str) -> Html:
         message,
         tag("dl", *advice, class_="advice") if advice else None,
         explain,
-        evidence(finding.evidence, finding.ranks),
+        _evidence_of(finding),
         class_=f"finding {finding.severity.value}",
     )
+
+
+def _evidence_of(finding: Finding) -> Html | None:
+    """Open under errors; what a warning or a note is based on, is behind a click."""
+    shown = evidence(finding.evidence, finding.ranks)
+    if shown is None:
+        return None
+    opened = "" if finding.severity is Severity.ERROR else None
+    return tag("details", tag("summary", "Evidence"), shown, open=opened)
 
 
 def _location(finding: Finding, several_attempts: bool, in_program: str) -> Html:
@@ -213,4 +285,4 @@ def _stacks(block: Stacks) -> Html:
         for group in block.groups[:_MOST_GROUPS]
     ]
     headers = ("ranks", "step", "state", "stack")
-    return joined([tag("p", block.heading), table(headers, rows, "Stacks")])
+    return tag("details", tag("summary", block.heading.rstrip(":")), table(headers, rows, "Stacks"))

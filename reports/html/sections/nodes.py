@@ -22,7 +22,7 @@ from ddpcheck.reports.views.hardware import (
     topology_tables,
     traffic_table,
 )
-from ddpcheck.reports.views.memory import memory_location, memory_rows, memory_table
+from ddpcheck.reports.views.memory import memory_curves, memory_location, memory_rows, memory_table
 from ddpcheck.reports.views.table import Table
 from ddpcheck.reports.views.timeseries import Values, series_table
 
@@ -33,12 +33,11 @@ def memory(report: Report) -> Html | None:
 
 
 def _curves(report: Report) -> Html | None:
-    rows = [row for row in memory_rows(report) if row["curve"]]
-    if not rows:
+    rows, curves = memory_rows(report), memory_curves(report)
+    if not curves:
         return None
-    steps = sorted({step for row in rows for step, _ in row["curve"]})
-    curves = {row["rank"]: {step: round(size / 1e6, 2) for step, size in row["curve"]} for row in rows}
-    values = {rank: [curve.get(step) for step in steps] for rank, curve in curves.items()}
+    steps = sorted({step for curve in curves.values() for step, _ in curve})
+    values = {rank: _held(curve, steps) for rank, curve in curves.items()}
     spec = {
         "x": steps,
         "yLabel": "MB",
@@ -53,6 +52,18 @@ def _curves(report: Report) -> Html | None:
     )
     caption = f"Memory {memory_location(rows)} after each step"
     return chart("lines", caption, growth, spec, rows_table(table, table.rows))
+
+
+def _held(curve: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[float | None]:
+    """The sizes in MB at these steps; unknown before the first and after the last recorded one."""
+    values: list[float | None] = []
+    at, size = 0, None
+    for step in steps:
+        while at < len(curve) and curve[at][0] <= step:
+            size = round(curve[at][1] / 1e6, 2)
+            at += 1
+        values.append(size if step <= curve[-1][0] else None)
+    return values
 
 
 _MOST_NODES = 4
@@ -95,10 +106,11 @@ def _charts(node: Mapping[str, Any]) -> Html:
     }
     use: dict[str, Values] = {"CPU": list(series["cpu"])}
     use |= {f"GPU {number}": list(gpu["busy"]) for number, gpu in enumerate(series["gpus"])}
-    return tag(
-        "div",
-        _lines(f"{node['host']}: traffic", "MB/s", seconds, rates),
-        _lines(f"{node['host']}: utilisation", "%", seconds, use),
+    return joined(
+        [
+            _lines(f"{node['host']}: traffic", "MB/s", seconds, rates),
+            _lines(f"{node['host']}: utilisation", "%", seconds, use),
+        ]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,16 +35,17 @@ from ddpcheck.reports.views.timing import (
 
 # A delay of this share of a step, or more, has the darkest colour.
 _DARKEST = 0.05
-# Colour and height of each phase's bar.
+# Colour of each phase's bar.
 _BARS = {
-    "data": ("line-5", 0.8),
-    "forward": ("line-3", 0.8),
-    "backward": ("line-1", 0.8),
-    "optimizer": ("line-4", 0.8),
-    "other": ("absent", 0.5),
-    "wait": ("error", 0.3),
+    "data": "line-5",
+    "forward": "line-3",
+    "backward": "line-1",
+    "optimizer": "line-4",
+    "other": "absent",
 }
 _WAIT = [phase for phase, _, _ in PHASES].index("wait")
+# All ranks wait until the slowest is done, so their steps take equally long: their own work tells them apart.
+_WORK = tuple((phase, label) for phase, _, label in PHASES[:_WAIT])
 
 
 def step_time(report: Report) -> Html | None:
@@ -59,9 +61,7 @@ def _group(times: StepTimeView) -> list[Html | None]:
 
 def _phases(times: StepTimeView) -> Html:
     shown = pages(list(times.phases_ms), lambda rank: times.phases_ms[rank][_WAIT], "waiting")
-    kinds = [
-        {"label": label, "colour": _BARS[phase][0], "share": _BARS[phase][1]} for phase, _, label in PHASES
-    ]
+    kinds = [{"label": label, "colour": _BARS[phase], "share": 0.8} for phase, label in _WORK]
     spec = {
         "unit": "ms",
         "kinds": kinds,
@@ -71,8 +71,8 @@ def _phases(times: StepTimeView) -> Html:
         ],
     }
     choices = [title for title, _ in shown] if len(shown) > 1 else []
-    key = [(_BARS[phase][0], label) for phase, _, label in PHASES]
-    caption = f"Step time by phase{times.suffix} ({times.table.subtitle})"
+    key = [(_BARS[phase], label) for phase, label in _WORK]
+    caption = f"Own work per rank by phase{times.suffix} ({times.table.subtitle})"
     figures = rows_table(times.table, times.table.rows)
     return chart("lanes", caption, times.summary, spec, figures, key, choices)
 
@@ -81,7 +81,7 @@ def _phase_spans(times: StepTimeView, ranks: Sequence[int]) -> list[list[object]
     spans: list[list[object]] = []
     for number, rank in enumerate(ranks):
         start = 0.0
-        for kind, took in enumerate(times.phases_ms[rank]):
+        for kind, took in enumerate(times.phases_ms[rank][: len(_WORK)]):
             if took:
                 spans.append([number, round(start, 4), round(start + took, 4), kind])
             start += took
@@ -129,7 +129,11 @@ def overlap(report: Report) -> Html | None:
     if profiled is None or report.overlap is None or not report.overlap.ranks:
         return None
     timeline = _timeline(report.overlap, profiled.buckets) if report.overlap.buckets else None
-    return joined([view(profiled.ranks, heading=True), timeline])
+    command = f"ddpcheck view {shlex.quote(str(report.run.get('path') or 'RUN'))} --perfetto"
+    in_perfetto = tag(
+        "p", "All operators on one timeline, in Perfetto: ", tag("code", command), class_="quiet"
+    )
+    return joined([view(profiled.ranks, heading=True), timeline, in_perfetto])
 
 
 def _timeline(overlap: Overlap, buckets: Table) -> Html:

@@ -12,9 +12,8 @@ import pytest
 from ddpcheck.__main__ import main
 from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.errors import RunUnreadable
-from ddpcheck.records.kinds.timing import TraceRecord
+from tests.helpers.profiled_run import profiled_run
 from tests.helpers.run_builder import RunBuilder
-from tests.helpers.trace_builder import all_reduce, described, kernel, step, write
 
 
 @pytest.fixture
@@ -93,20 +92,8 @@ def status(*arguments: object) -> object:
 
 @pytest.fixture
 def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two ranks, each with a trace of one complete and one truncated step."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "ddpcheck-runs" / "20260101-101500-train"
-    (folder / "traces").mkdir(parents=True)
-    build = RunBuilder(folder, 2).wrap().train(6)
-    for rank in (0, 1):
-        events = [step(5, 0, 100), *kernel("gemm", 10, 50, launched=5)]
-        events += all_reduce(20 + 10 * rank, 80, launched=8, **described(1000))
-        events += [step(6, 100, 110), *kernel("gemm", 101, 109, launched=100)]
-        name = f"traces/node0_10{rank}_rank{rank}.1.pt.trace.json"
-        write(folder / name, events, rank=rank)
-        build.add(rank, TraceRecord(file=name, first=5, end=6))
-    build.end().save()
-    return folder
+    return profiled_run(tmp_path / "ddpcheck-runs" / "20260101-101500-train")
 
 
 def events(path: Path) -> list[dict[str, object]]:

@@ -62,7 +62,7 @@ def with_evidence(**evidence: Any) -> Report:
 def test_keys_are_the_public_ones_in_order() -> None:
     document = strict(to_json(REPORT))
     assert " ".join(document) == (
-        "schema verdict world_size steps command exit_code findings attempts checks coverage data "
+        "schema verdict world_size steps command exit_code findings attempts checks coverage not_judged data "
         "hardware traffic links time cost memory startup overlap "
         "agreement gradients environment hosts run"
     )

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,7 +15,10 @@ from ddpcheck.analysis.report import Report, Verdict
 from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, GradientHistory
 from ddpcheck.reports.html.components import embedded, tag
 from ddpcheck.reports.html.page import to_html
-from tests.helpers.sample_reports import ATTACK, attacking, of_many_ranks, stored
+from ddpcheck.reports.views.key_figures import key_figures
+from ddpcheck.reports.views.timeseries import finding_marks
+from tests.helpers.sample_measurements import measurements
+from tests.helpers.sample_reports import ATTACK, attacking, of_many_ranks, stored, with_parts
 
 EMPTY = Report(Verdict.INCOMPLETE, 0, 0, (), None, (), (), ())
 
@@ -132,3 +136,34 @@ def test_four_ranks_and_a_thousand_steps_stay_below_two_megabytes() -> None:
 
 def test_a_thousand_ranks_stay_below_two_megabytes() -> None:
     assert len(to_html(of_many_ranks()).encode()) < 2_000_000
+
+
+def test_the_head_has_six_figures_whatever_was_recorded() -> None:
+    for report in (stored("1-sound"), stored("1-killed"), of_many_ranks(), EMPTY):
+        figures = key_figures(report)
+        assert len(figures) == len({figure.label for figure in figures}) == 6
+        assert all(figure.value and figure.detail for figure in figures)
+
+
+def test_findings_are_marked_over_the_steps_and_open_what_they_are_about() -> None:
+    report = with_parts(of_many_ranks(8), measurements(8))
+    report = replace(
+        report,
+        time=tuple(
+            replace(table, ranks=tuple(replace(rank, course_us=(9000, 7000, 8000)) for rank in table.ranks))
+            for table in report.time
+        ),
+    )
+    [mark] = finding_marks(report)
+    assert (mark.step, mark.label) == (400, "DDP201")
+    source = to_html(report)
+    assert '"marks":[{"x":400,"label":"DDP201","colour":"error"}]' in source
+    order = re.findall(r'<h2 id="([^"]+)"', source)
+    assert order[:3] == ["findings", "agreement", "gradients"]
+    assert order[-1] == "environment"
+
+
+def test_long_tables_and_stacks_are_folded() -> None:
+    source = to_html(with_parts(of_many_ranks(8), measurements(8)))
+    for name in ("checked", "environment"):
+        assert re.search(rf'<section aria-labelledby="{name}" class="folded"><details><summary>', source)

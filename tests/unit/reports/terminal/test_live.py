@@ -67,10 +67,8 @@ def test_a_panel_has_a_fixed_number_of_lines_that_fit(state: LiveState, columns:
 def test_a_healthy_run_below_its_output() -> None:
     title, course, step_time, finding_line = (plain(line) for line in panel_lines(SOUND, console(), 80))
     assert title.startswith("── ddpcheck train, 4 ranks, 2 min 13 s ──")
-    assert course == "step 1,240   replicas agree, 1,240 steps compared"
-    assert re.fullmatch(
-        r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   straggler 3 %   memory 412\.0 MB", step_time
-    )
+    assert course == "1,240 steps   replicas agree, 1,240 steps compared"
+    assert re.fullmatch(r"10\.0 ms/step [▁-█]{10,}   exposed 8 %   waiting 3 %   memory 412\.0 MB", step_time)
     assert finding_line == "no findings yet"
 
 
@@ -78,9 +76,9 @@ def test_figures_come_before_bars() -> None:
     step_time = LiveStepTime(1_234_000, (1_234_000,) * 32, 0.44, 0.3, 127)
     ranks = tuple(rank(number, memory=(412 + number) * 10**6) for number in range(4))
     crowded = replace(SOUND, step_time=step_time, ranks=ranks)
-    figures = "   exposed 44 %   straggler 30 % (rank 127)   memory 412.0-415.0 MB"
+    figures = "   exposed 44 %   waiting 30 % (rank 127)   memory 412.0-415.0 MB"
     assert plain(panel_lines(crowded, console(), 80)[2]) == f"1.23 s/step{figures}"
-    assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 15}{figures}"
+    assert plain(panel_lines(crowded, console(), 95)[2]) == f"1.23 s/step {'▄' * 17}{figures}"
 
 
 def test_parameters_that_are_not_compared() -> None:
@@ -119,7 +117,7 @@ def screen_of(state: LiveState) -> str:
 def test_the_full_screen_of_a_few_ranks() -> None:
     text = screen_of(SOUND)
     assert "train  running, 4 ranks, 2 min 13 s" in text
-    assert "Ranks  4 running, all at step 1,240" in text
+    assert "Ranks  4 running, all after 1,240 steps" in text
     rows = [line.split() for line in text.splitlines() if "node0" in line]
     assert [row[:3] for row in rows] == [[str(number), "node0", "1,240"] for number in range(4)]
     assert all(re.search(r"d+f+b+o+!+", line) for line in text.splitlines() if "node0" in line)
@@ -143,7 +141,7 @@ def test_of_a_thousand_ranks_the_notable_ones_are_shown() -> None:
     assert len(shown) <= 16
     text = screen_of(state)
     assert "1023 running, 1 raised" in text
-    assert "1 behind, the slowest at step 1,238" in text
+    assert "1 behind, the slowest after 1,238 steps" in text
     assert len(text.splitlines()) < 30
 
 

@@ -15,6 +15,7 @@ from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 from ddpcheck.records.kinds.startup import StartupRecord
 from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.terminal.report import Detail, render
+from ddpcheck.reports.views.memory import memory_curves
 from tests.helpers.paths import ROOT
 from tests.helpers.run_builder import RunBuilder
 from tests.unit.analysis.startup.test_collector import load, way
@@ -90,3 +91,11 @@ def test_json_comes_back_and_follows_the_schema(tmp_path: Path) -> None:
     broken["memory"]["ranks"][0]["most"] = "much"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, json.loads(SCHEMA.read_text()))
+
+
+def test_a_curve_reaches_the_last_step_of_its_rank(tmp_path: Path) -> None:
+    report = report_of(tmp_path)
+    [attempt] = report.attempts
+    longer = replace(attempt, ranks=tuple(replace(rank, steps=120) for rank in attempt.ranks))
+    for curve in memory_curves(replace(report, attempts=(longer,))).values():
+        assert curve[-1] == (119, curve[-2][1])

@@ -11,9 +11,11 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.report import AttemptSummary, Check, RankStatus, RankSummary, Report, Verdict
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.step_coverage.model import Coverage
+from ddpcheck.reports.json_report import from_json, to_json
 from ddpcheck.reports.verdict import verdict_sentence
 from ddpcheck.reports.views.summary import SummaryLine, summary_lines
 from ddpcheck.reports.views.table import CellMark
+from tests.helpers.overlap_builder import overlap
 from tests.helpers.paths import ROOT
 from tests.unit.reports.views.test_timing import built
 
@@ -65,6 +67,25 @@ def test_a_straggler_has_its_phase_and_cost(tmp_path: Path) -> None:
     assert lines(report)["stragglers"].text.startswith("rank 1 in data loading: 10.0 ms per step (")
     alone = replace(report, time=tuple(replace(table, straggler=None) for table in report.time))
     assert lines(alone)["stragglers"].text == "none"
+
+
+def test_what_could_not_be_judged_is_not_called_healthy(tmp_path: Path) -> None:
+    report = built(tmp_path, 2).report()
+    # 40 steps of 63 ms suffice; a run that short does not.
+    assert report.not_judged == {}
+    quiet = tuple(replace(table, straggler=None) for table in report.time)
+    withheld = replace(report, time=quiet, not_judged={"DDP402": "too short"})
+    assert lines(withheld)["stragglers"].text == "not judged"
+    assert lines(withheld)["not judged"].text == "DDP402: too short"
+    assert from_json(to_json(withheld)).not_judged == {"DDP402": "too short"}
+
+
+def test_profiled_steps_have_the_figures_of_ddp401() -> None:
+    line = lines(Report(Verdict.OK, 2, 3, (), 0, (), (), (), overlap=overlap()))["profile"]
+    assert line.text.startswith(
+        "exposed transfers 25.0 ms (25.0 %) and waiting for the last rank 5.0 ms (5.0 %)"
+    )
+    assert line.text.endswith("medians of 3 profiled steps")
 
 
 def test_an_interrupted_run_says_what_held_until_then(sound: Report) -> None:

@@ -13,11 +13,17 @@ from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.overlap.model import Overlap
 from ddpcheck.rules.performance.ddp401 import find
+from ddpcheck.rules.rule import rules
 from tests.helpers.overlap_builder import overlap
 
 
 def findings_of(profiled: Overlap | None) -> list[Finding]:
     return find(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=profiled))
+
+
+def reason(profiled: Overlap | None) -> str:
+    [rule] = [rule for rule in rules() if rule.code == "DDP401"]
+    return rule.withheld(RuleContext(Attempt("a"), 0, Path(), NodeNotes(), (), 0, overlap=profiled))
 
 
 def test_a_quarter_of_the_step() -> None:
@@ -65,6 +71,9 @@ def test_a_machine_that_is_too_busy_is_inconclusive() -> None:
     profiled = overlap()
     busy = tuple(replace(rank, held_up_ns=20_000_000) for rank in profiled.ranks)
     assert findings_of(replace(profiled, ranks=busy)) == []
+    assert "oversubscribed" in reason(replace(profiled, ranks=busy))
+    assert "2 profiled steps" in reason(replace(profiled, steps=profiled.steps[:2]))
+    assert reason(profiled) == reason(None) == ""
     a_little = tuple(replace(rank, held_up_ns=15_000_000) for rank in profiled.ranks)
     assert len(findings_of(replace(profiled, ranks=a_little))) == 1
 
