@@ -17,7 +17,7 @@ from ddpcheck.agent.budget import Budget
 from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, join_exchange
-from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.agent.writer import BLOCK_SECONDS, RecordWriter
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD, EntryPoint
 from ddpcheck.machine_identity import host_name
@@ -69,7 +69,13 @@ class RankContext:
         # Counted by the guard and by `emit`.
         self.own_ns = 0
         self.entered = 0
-        self._writer = _open_writer(Path(config.run_dir), self.rank, make_folder=not config.own_launcher)
+        self._writer = _open_writer(
+            Path(config.run_dir),
+            self.rank,
+            make_folder=not config.own_launcher,
+            # The launcher that stops the job reads along.
+            block_seconds=0.0 if config.fail_fast else BLOCK_SECONDS,
+        )
         algorithm = make_digester("cpu").algorithm
         self.host = host_name(config.launcher_host, config.launcher_boot)
         self.write(header(self.session, algorithm, self.host))
@@ -286,14 +292,16 @@ class RankContext:
         self._writer.abandon()
 
 
-def _open_writer(folder: Path, rank: int, *, make_folder: bool = False) -> RecordWriter:
+def _open_writer(
+    folder: Path, rank: int, *, make_folder: bool = False, block_seconds: float = BLOCK_SECONDS
+) -> RecordWriter:
     """Create a new file. After a restart the first names exist already."""
     if make_folder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:
-            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl")
+            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl", block_seconds)
         except FileExistsError:
             continue
     raise FileExistsError(f"no free name for rank {rank} in {folder}")

@@ -10,20 +10,28 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from ddpcheck.records.blocks import BlockBuilder
 from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.registry import Record, to_line
 from ddpcheck.wakeup import Wakeup
 
 # Records that may be pending while the disk stalls; further ones are dropped and counted.
 MAX_PENDING = 4096
-# The first record after a pause is written at once, those that follow it after this time.
+# The first line after a pause is written at once, those that follow it after this time.
 INTERVAL_SECONDS = 0.2
+# Records of steps are collected for so long, or until they are so many or so large, and are written as one block.
+BLOCK_SECONDS = 1.0
+BLOCK_RECORDS = 512
+BLOCK_BYTES = 1 << 20
 
 
 class RecordWriter:
-    """One append-only file with one record per line. Records are encoded by the thread that writes them."""
+    """One append-only file of records. They are encoded by the thread that writes them.
 
-    def __init__(self, path: Path) -> None:
+    `block_seconds`: how long records of steps may be collected; short where somebody reads along.
+    """
+
+    def __init__(self, path: Path, block_seconds: float = BLOCK_SECONDS) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self.path = path
@@ -32,6 +40,10 @@ class RecordWriter:
         self._closed = False
         self._pending: deque[Record | Callable[[], Record]] = deque()
         self._writing = False
+        self._block = BlockBuilder()
+        self._block_seconds = block_seconds
+        # When the first record of the block was collected.
+        self._block_began = 0.0
         self._wake = Wakeup()
         # Set while somebody waits for the records to be written.
         self._urgent = Wakeup()
@@ -69,7 +81,11 @@ class RecordWriter:
         deadline = time.monotonic() + seconds
         self._urgent.set()
         self._wake.set()
-        while (self._pending or self._writing) and not self.failed and time.monotonic() < deadline:
+        while (
+            (self._pending or self._writing or len(self._block))
+            and not self.failed
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         self._urgent.clear()
 
@@ -85,8 +101,8 @@ class RecordWriter:
             os.close(descriptor)
 
     def _run(self) -> None:
-        while not self._closed or self._pending:
-            self._wake.wait()
+        while not self._closed or self._pending or len(self._block):
+            self._wake.wait(self._block_due() if len(self._block) else None)
             self._wake.clear()
             self._write_pending()
             # A fast job gets one system call for many records, and its threads rarely wait for this one.
@@ -96,10 +112,44 @@ class RecordWriter:
         self._writing = True
         lines: list[bytes] = []
         while self._pending:
-            lines.append(_line_of(self._pending.popleft()))
+            record = _made(self._pending.popleft())
+            if not self._add_to_block(record):
+                # A file is in the order of events.
+                lines += self._take_block()
+                if not self._add_to_block(record):
+                    lines.append(_line_of(record))
+            if len(self._block) >= BLOCK_RECORDS or self._block.size >= BLOCK_BYTES:
+                lines += self._take_block()
+        if len(self._block) and (self._urgent.is_set() or self._block_due() <= 0):
+            lines += self._take_block()
         if lines and not self.failed:
             self._write_bytes(b"".join(lines))
         self._writing = False
+
+    def _block_due(self) -> float:
+        """Seconds until the block has to be written."""
+        return max(0.0, self._block_began + self._block_seconds - time.monotonic())
+
+    def _add_to_block(self, record: Record) -> bool:
+        try:
+            added = self._block.add(record)
+        except Exception:
+            # Its fields have wrong types: as a line it is at least reported.
+            return False
+        if len(self._block) == 1:
+            self._block_began = time.monotonic()
+        return added
+
+    def _take_block(self) -> list[bytes]:
+        """The block of the collected records, which are then forgotten."""
+        block, self._block = self._block, BlockBuilder()
+        if not len(block):
+            return []
+        try:
+            return [block.line()]
+        except Exception:
+            # One of them cannot be encoded, and is reported.
+            return [_line_of(record) for record in block.records]
 
     def _write_bytes(self, data: bytes) -> None:
         view = memoryview(data)
@@ -111,12 +161,24 @@ class RecordWriter:
             self.failed = f"{error.strerror} ({self.path})"
 
 
-def _line_of(record: Record | Callable[[], Record]) -> bytes:
-    """The line of `record`; one that cannot be made or encoded is replaced by a report of that fault."""
+def _made(record: Record | Callable[[], Record]) -> Record:
+    """The record; a report of the fault if it cannot be made."""
+    if isinstance(record, Record):
+        return record
     try:
-        return to_line(record if isinstance(record, Record) else record())
+        return record()
+    except Exception as error:
+        return _fault(getattr(record, "__qualname__", "record"), error)
+
+
+def _line_of(record: Record) -> bytes:
+    """The line of `record`; one that cannot be encoded is replaced by a report of that fault."""
+    try:
+        return to_line(record)
     except Exception as error:
         # This thread must go on: without it no record is written any more.
-        kind = record.kind if isinstance(record, Record) else getattr(record, "__qualname__", "record")
-        text = f"{type(error).__name__}: {error}"[:500]
-        return to_line(FaultRecord("writer", kind, text, "", os.getpid()))
+        return to_line(_fault(record.kind, error))
+
+
+def _fault(entry: str, error: Exception) -> FaultRecord:
+    return FaultRecord("writer", entry, f"{type(error).__name__}: {error}"[:500], "", os.getpid())

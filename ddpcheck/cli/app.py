@@ -15,6 +15,7 @@ from ddpcheck.cli.links import links
 from ddpcheck.cli.list import list_runs
 from ddpcheck.cli.merge import merge
 from ddpcheck.cli.options import OptionalHtmlCommand
+from ddpcheck.cli.records import records
 from ddpcheck.cli.report import report
 from ddpcheck.cli.run import run
 from ddpcheck.cli.selftest import selftest
@@ -66,6 +67,7 @@ app.command(name="list")(list_runs)
 app.command()(diff)
 app.command()(trace)
 app.command()(merge)
+app.command()(records)
 app.command()(env)
 app.command(cls=OptionalHtmlCommand)(collect)
 app.command(context_settings={"allow_interspersed_args": False})(links)

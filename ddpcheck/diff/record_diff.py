@@ -361,7 +361,7 @@ def approximate_norm(one: Packed) -> float:
     return float(f"{math.sqrt(one.norm * one.norm_low):.2g}") if one.known else math.nan
 
 
-def _unpacked(text: str) -> list[Packed]:
+def _unpacked(text: str | bytes) -> list[Packed]:
     try:
         return unpack(text)
     except ValueError:

@@ -177,15 +177,18 @@ def pack(sketches: Iterable[Sketch]) -> str:
     return base64.b85encode(b"".join(map(_pack_one, sketches))).decode("ascii")
 
 
-def unpack(text: str) -> list[Packed]:
+def unpack(text: str | bytes) -> list[Packed]:
     """Unpack the text of `pack`, with rounded values. ValueError where `text` is not valid."""
     data = unwrap(text)
     return [unpack_one(data[offset : offset + ITEM_BYTES]) for offset in range(0, len(data), ITEM_BYTES)]
 
 
-def unwrap(text: str) -> bytes:
-    """Decode the text of `pack` to bytes, `ITEM_BYTES` per sketch. ValueError where they are not valid."""
-    data = decode85(text)
+def unwrap(text: str | bytes) -> bytes:
+    """Decode the text of `pack` to bytes, `ITEM_BYTES` per sketch. ValueError where they are not valid.
+
+    Records from a block contain the bytes already.
+    """
+    data = text if isinstance(text, bytes) else decode85(text)
     if len(data) % ITEM_BYTES:
         raise ValueError(f"{len(data)} bytes are not a multiple of a sketch")
     if unknown := data[::ITEM_BYTES].translate(None, _CODES):

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from ddpcheck.records.blocks import Block, BlockError, decode, is_block
 from ddpcheck.records.registry import RANK_FILES, Record, from_mapping, record_kinds
 
 # Where `ddpcheck run` creates run folders by default.
@@ -61,21 +62,38 @@ class RecordFile:
         self._lines: deque[bytes] = deque()
 
     def read(self, most: int = 512, chunk: int | None = None) -> list[Record]:
-        """The next records, from at most `most` lines; an empty list at the current end of the file.
+        """The next records; an empty list at the current end of the file.
 
-        An incomplete last line is not read. `chunk`: bytes to read at a time, where many files are read in turns.
+        At most `most` records, and those of one block. An incomplete last line is not read. `chunk`: bytes to read at a
+        time, where many files are read in turns.
         """
         records: list[Record] = []
-        while not records:
+        for item in self.read_items(most, chunk):
+            if isinstance(item, Block):
+                records += item.records()
+            else:
+                records.append(item)
+        return records
+
+    def read_items(self, most: int = 512, chunk: int | None = None) -> list[Record | Block]:
+        """The same; blocks are not taken apart."""
+        items: list[Record | Block] = []
+        rows = 0
+        while not items:
             if not self._lines and not self._fill(chunk or CHUNK):
                 break
-            for line in [self._lines.popleft() for _ in range(min(most, len(self._lines)))]:
-                record = parse(line)
-                if record is None:
+            while self._lines and rows < most:
+                line = self._lines.popleft()
+                item = _parse_block(line) if is_block(line) else parse(line)
+                rows += item.rows if isinstance(item, Block) else 1
+                if isinstance(item, Block):
+                    self.bad += item.skipped
+                if item is None:
                     self.bad += 1
                 else:
-                    records.append(record)
-        return records
+                    items.append(item)
+            rows = 0
+        return items
 
     @property
     def torn(self) -> bool:
@@ -109,8 +127,15 @@ class RecordFile:
         return data
 
 
+def _parse_block(line: bytes) -> Block | None:
+    try:
+        return decode(line, _is_valid_field)
+    except BlockError:
+        return None
+
+
 def parse(line: bytes) -> Record | None:
-    """The record in one line, or None where the line is incomplete, damaged, or of an unknown kind."""
+    """The record in one line of JSON, or None where the line is incomplete, damaged, or of an unknown kind."""
     return _fast_decoder()(line) or _parse_any(line)
 
 
@@ -151,13 +176,22 @@ def _parse_any(line: bytes) -> Record | None:
 
 
 def _has_valid_types(record: Record) -> bool:
-    return all(is_valid(getattr(record, name)) for name, is_valid in _type_checks(record.kind))
+    return all(is_valid(getattr(record, name)) for name, is_valid in _type_checks(record.kind).items())
+
+
+def _is_valid_field(kind: str, name: str, value: Any) -> bool:
+    return _type_checks(kind)[name](value)
 
 
 @cache
-def _type_checks(kind: str) -> list[tuple[str, TypeCheck]]:
+def _type_checks(kind: str) -> dict[str, TypeCheck]:
     hints = get_type_hints(record_kinds()[kind])
-    return [(name, _type_check(hint)) for name, hint in hints.items() if name != "kind"]
+    # Class variables are no fields.
+    return {
+        name: _type_check(hint)
+        for name, hint in hints.items()
+        if name != "kind" and get_origin(hint) is not ClassVar
+    }
 
 
 def _type_check(hint: Any) -> TypeCheck:

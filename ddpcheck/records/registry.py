@@ -1,4 +1,4 @@
-"""The kinds of records that a rank writes, and their encoding as JSON lines.
+"""The kinds of records that a rank writes, and their encoding as JSON lines or as rows of a block.
 
 A record is a frozen dataclass in a module of `ddpcheck.records.kinds`. It registers itself:
 
@@ -15,17 +15,20 @@ Standard library only: this is imported inside ranks.
 
 from __future__ import annotations
 
+import base64
 import json
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 # Version of the record files. Readers accept every version listed here.
-# 1 (2026-11): first version.
-SCHEMA = 1
+# 1 (2026-11): first version: JSON lines.
+# 2 (2026-11): records that are written at every step are in blocks between the lines: see `ddpcheck.records.blocks`.
+SCHEMA = 2
 
 RANK_FILES = "rank-*.jsonl"
 
@@ -37,14 +40,35 @@ class Record:
     kind: ClassVar[str] = ""
 
 
+class TextEncoding(str, Enum):
+    """What the text of a field encodes: a block holds the bytes themselves."""
+
+    HEX = "hex"
+    BASE64 = "base64"
+    # Sketches: `ddpcheck.records.codecs.pack`.
+    SKETCHES = "sketches"
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """How a block holds the records of a class: records that are equal in the fields `by` are the rows of one table."""
+
+    by: tuple[str, ...] = ()
+    texts: Mapping[str, TextEncoding] = field(default_factory=dict)
+
+
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 _registered: dict[str, type[Record]] = {}
+_tables: dict[type[Record], BlockTable] = {}
 # The name and default of each field; `MISSING` for a field without default.
 _defaults: dict[type[Record], list[tuple[str, Any]]] = {}
 
 
-def record(kind: str) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
-    """Register a record class. `kind` identifies it in the record files: it never changes."""
+def record(kind: str, table: BlockTable | None = None) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
+    """Register a record class. `kind` identifies it in the record files: it never changes.
+
+    `table`: records of the class come at every step, and are written in blocks.
+    """
 
     def register(cls: type[_AnyRecord]) -> type[_AnyRecord]:
         other = _registered.setdefault(kind, cls)
@@ -53,9 +77,11 @@ def record(kind: str) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
                 f"Two classes for records of kind {kind!r}: {other.__name__} and {cls.__name__}."
             )
         cls.kind = kind
+        if table is not None:
+            _tables[cls] = table
         _defaults[cls] = [
-            (field.name, field.default if field.default_factory is MISSING else field.default_factory())
-            for field in fields(cls)
+            (each.name, each.default if each.default_factory is MISSING else each.default_factory())
+            for each in fields(cls)
         ]
         return cls
 
@@ -71,14 +97,30 @@ def record_kinds() -> Mapping[str, type[Record]]:
     return dict(_registered)
 
 
-def to_line(record: Record) -> bytes:
-    """Encode a record as one JSON line. Fields at their default are left out, which keeps step records small."""
+def block_table(cls: type[Record]) -> BlockTable | None:
+    """None for a class whose records are lines of their own."""
+    return _tables.get(cls)
+
+
+def field_defaults(cls: type[Record]) -> list[tuple[str, Any]]:
+    """The name and default of each field; `MISSING` for a field without default."""
+    return _defaults[cls]
+
+
+def to_mapping(record: Record) -> dict[str, Any]:
+    """The fields of a record. Those at their default are left out, which keeps records small."""
     raw: dict[str, Any] = {"kind": record.kind}
     for name, default in _defaults[type(record)]:
         value = getattr(record, name)
         if name == "schema" or value != default:
-            raw[name] = value
-    return json.dumps(raw, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+            # Sketches of a record from a block.
+            raw[name] = base64.b85encode(value).decode("ascii") if type(value) is bytes else value
+    return raw
+
+
+def to_line(record: Record) -> bytes:
+    """Encode a record as one JSON line."""
+    return json.dumps(to_mapping(record), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Record | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.registry import to_mapping
 from tests.corpus.exit_flaw import ABORTED
 from tests.helpers.commands import BIN, CommandResult, CommandTimeout, run_command
 
@@ -66,8 +68,15 @@ RunWatched = Callable[..., WatchedRun]
 
 
 def records_in(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON lines file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The records of a file: JSON lines, and blocks in the files of ranks."""
+    if not path.name.startswith("rank-"):
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    file = RecordFile(path)
+    records: list[dict[str, Any]] = []
+    while more := file.read():
+        records += map(to_mapping, more)
+    assert (file.bad, file.torn) == (0, False), path
+    return records
 
 
 def run_to_end(

@@ -128,7 +128,7 @@ def _write_processes(process: subprocess.Popen[str], folder: Path, out: Path) ->
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         files = sorted(folder.glob("rank-*.jsonl"))
-        headers = [file.read_text().partition("\n") for file in files]
+        headers = [file.read_bytes().partition(b"\n") for file in files]
         if len([end for _, end, _ in headers if end]) == 2:
             pids = [json.loads(header)["pid"] for header, _, _ in headers]
             unfinished = out.with_suffix(".unfinished")

@@ -15,6 +15,7 @@ import pytest
 
 from ddpcheck.torch_compat import TABLE
 from tests.helpers.paths import ROOT
+from tests.helpers.watched_run import records_in
 
 # Records with measurements or properties of the process.
 NOT_COMPARED = {
@@ -42,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     assert not (folder / "error").exists(), (folder / "error").read_text()
-    return [json.loads(line) for line in (folder / "rank-00000.jsonl").read_text().splitlines()]
+    return records_in(folder / "rank-00000.jsonl")
 
 
 def comparable(raw_records: list[dict[str, Any]]) -> Counter[str]:

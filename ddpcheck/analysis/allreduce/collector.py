@@ -346,10 +346,10 @@ class AllReduceVerifier:
     ) -> None:
         step = min(record.step for record in records.values())
         stats.sketched_steps.add(step)
-        by_sketch: dict[str, list[int]] = {}
-        for rank, record in records.items():
+        by_sketch: dict[bytes, list[int]] = {}
+        for rank in records:
             if local.any_gradient(rank) and local.all_known(rank):
-                by_sketch.setdefault(record.local, []).append(rank)
+                by_sketch.setdefault(local.packed_row(rank), []).append(rank)
         for ranks in by_sketch.values():
             if len(ranks) > 1:
                 key = tuple(sorted(ranks))

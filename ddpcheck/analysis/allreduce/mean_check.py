@@ -103,6 +103,9 @@ class SketchTable:
         """All rows, one after the other, padded to the same length."""
         return self._bytes
 
+    def packed_row(self, rank: int) -> bytes:
+        return self._rows[rank]
+
     def key(self) -> int:
         """Equal for equal tables."""
         return hash(self._bytes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.records.registry import Record, record
+from ddpcheck.records.registry import BlockTable, Record, TextEncoding, record
 
 
-@record("batch")
+@record("batch", BlockTable(("module",), {"digest": TextEncoding.HEX}))
 @dataclass(frozen=True)
 class BatchRecord(Record):
     """A fingerprint of the batch of one training forward: enough to compare ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ddpcheck.records.registry import Record, record
+from ddpcheck.records.registry import BlockTable, Record, TextEncoding, record
 
 # Buffers that torch's normalisation layers update in each forward.
 NORM_STATISTICS = ("running_mean", "running_var")
@@ -44,7 +44,13 @@ class TensorKind(str, Enum):
     IGNORED = "ignored"
 
 
-@record("digest")
+@record(
+    "digest",
+    BlockTable(
+        ("module", "stage", "of", "optimizer", "width"),
+        {"root": TextEncoding.HEX, "leaves": TextEncoding.BASE64},
+    ),
+)
 @dataclass(frozen=True)
 class DigestRecord(Record):
     """Digests of a module's tensors at one stage: the full root, and each leaf truncated to `width` bytes."""

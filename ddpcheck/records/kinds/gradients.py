@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.registry import Record, record
+from ddpcheck.records.registry import BlockTable, Record, TextEncoding, record
 
 
-@record("backward")
+@record(
+    "backward",
+    BlockTable(
+        ("module", "revision"),
+        {"local": TextEncoding.SKETCHES, "reduced": TextEncoding.SKETCHES, "root": TextEncoding.HEX},
+    ),
+)
 @dataclass(frozen=True)
 class BackwardRecord(Record):
     """Sketches of the gradients of one backward that DDP reduced."""
@@ -18,7 +24,8 @@ class BackwardRecord(Record):
     # Number of the reduced backward of this module, from 1: identical on all ranks.
     number: int
     step: int
-    # Packed sketches of the local gradients of all parameters.
+    # Packed sketches of the local gradients of all parameters. Records from a block have `bytes` here and in `reduced`,
+    # which `unwrap` of `ddpcheck.records.codecs` accepts too.
     local: str
     # Packed sketches of this rank's share of the reduced gradients: see `ddpcheck.records.codecs`.
     reduced: str
@@ -37,7 +44,7 @@ class BackwardRecord(Record):
     revision: int = 0
 
 
-@record("applied")
+@record("applied", BlockTable(("module", "optimizer"), {"root": TextEncoding.HEX}))
 @dataclass(frozen=True)
 class AppliedRecord(Record):
     """The gradients that an optimizer is about to apply, and the backwards that produced them."""

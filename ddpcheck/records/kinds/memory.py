@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddpcheck.records.registry import Record, record
+from ddpcheck.records.registry import BlockTable, Record, record
 
 
-@record("memory")
+@record("memory", BlockTable())
 @dataclass(frozen=True)
 class MemoryRecord(Record):
     """Memory of this rank after a step, in bytes; written when it changed, otherwise at intervals."""

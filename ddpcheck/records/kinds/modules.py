@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ddpcheck.records.registry import Record, record
+from ddpcheck.records.registry import BlockTable, Record, record
 
 
 @record("optimizer")
@@ -23,7 +23,7 @@ class OptimizerRecord(Record):
     where: str = ""
 
 
-@record("hyper")
+@record("hyper", BlockTable(("optimizer",)))
 @dataclass(frozen=True)
 class HyperRecord(Record):
     """Hyperparameters that changed at a step, by "group.name"."""
@@ -45,7 +45,7 @@ class SkipRecord(Record):
     scale: float | None = None
 
 
-@record("loss")
+@record("loss", BlockTable(("optimizer",)))
 @dataclass(frozen=True)
 class LossRecord(Record):
     """The loss that backward was called on, summed up for each of several consecutive steps."""

@@ -49,8 +49,9 @@ def test_bypassed_wrapper() -> None:
     assert len(finding.evidence["elements"]["values"]) == 4
 
 
-def test_different_learning_rate() -> None:
-    report = report_of("1-learning-rate")
+@pytest.mark.parametrize("name", ["1-learning-rate", "2-learning-rate"])
+def test_different_learning_rate(name: str) -> None:
+    report = report_of(name)
     assert errors_and_warnings(report) == [("DDP206", 5, (2,), "0.weight")]
     (finding,) = (finding for finding in report.findings if finding.code == "DDP206")
     (row,) = finding.evidence["hyperparameters"]
