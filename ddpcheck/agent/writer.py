@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.registry import Record, to_line
+from ddpcheck.wakeup import Wakeup
 
 # Records that may be pending while the disk stalls; further ones are dropped and counted.
 MAX_PENDING = 4096
@@ -31,9 +32,9 @@ class RecordWriter:
         self._closed = False
         self._pending: deque[Record | Callable[[], Record]] = deque()
         self._writing = False
-        self._wake = threading.Event()
+        self._wake = Wakeup()
         # Set while somebody waits for the records to be written.
-        self._urgent = threading.Event()
+        self._urgent = Wakeup()
         # A daemon thread: the exit of the process never waits for it.
         self._thread = threading.Thread(target=self._run, name="ddpcheck-writer", daemon=True)
         self._thread.start()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.live_compare.node import RecentSnapshots, Snapshot
 from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord
+from ddpcheck.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from ddpcheck.probes.probe import ProbeContext
@@ -139,7 +140,7 @@ class StoreCompare:
         self._others: dict[str, str] = {}
         self._compared = 0
         self._placed = False
-        self._wake = threading.Event()
+        self._wake = Wakeup()
         self._over = threading.Event()
         self._ended = threading.Event()
         self._pid = os.getpid()

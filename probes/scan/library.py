@@ -214,7 +214,8 @@ class ScanLibrary:
         self._constants = _Constants(
             signs=ctypes.addressof(_sign_table()), piece=PIECE, block=BLOCK, **hash_functions
         )
-        self._lock = threading.Lock()
+        # A finalizer may interrupt `scan` and call it again in the same thread.
+        self._lock = threading.RLock()
         self._scales = (ctypes.c_double * len(SCALES))(*SCALES)
         self._packing = _Packing(ctypes.addressof(self._scales), len(SCALES), NORM_SLACK, STEPS)
         self._alphabet = ctypes.create_string_buffer(ALPHABET_85)

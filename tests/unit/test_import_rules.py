@@ -31,6 +31,7 @@ IN_RANK = [
     "step_ranges",
     "torch_compat",
     "device_api",
+    "wakeup",
 ]
 IN_RANK_MAY_IMPORT = {*IN_RANK, "errors", "version", ""}
 # The doctor's ranks collect facts about their machines with the standard library only. They import the report inside

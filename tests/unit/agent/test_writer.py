@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -64,6 +65,40 @@ def test_lines_of_several_threads_are_not_mixed(path: Path) -> None:
     assert len(joins) == 2000
     for module in range(4):
         assert [record.step for record in joins if record.module == module] == list(range(500))
+
+
+def test_records_may_be_written_by_finalizers_in_the_thread_of_the_writer(path: Path) -> None:
+    """Python runs finalizers in any thread and between any two calls, also while that thread waits for records."""
+    writers: list[RecordWriter] = []
+    written = 0
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal written
+        if writers and written < 500:
+            writers[0].write(JoinRecord(1, written))
+            written += 1
+
+    threading.setprofile(interrupt)
+    try:
+        writers.append(RecordWriter(path))
+    finally:
+        threading.setprofile(None)
+
+    def train() -> None:
+        for step in range(200):
+            writers[0].write(JoinRecord(0, step))
+            time.sleep(0.001)
+        writers[0].flush(seconds=10)
+        writers[0].close(END)
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(60)
+    assert not training.is_alive()
+    joins = [record for record in records_in(path) if isinstance(record, JoinRecord)]
+    assert [record.step for record in joins if record.module == 0] == list(range(200))
+    assert [record.step for record in joins if record.module == 1] == list(range(written))
+    assert written
 
 
 def test_flushed_records_are_in_the_open_file(path: Path) -> None:

@@ -7,6 +7,7 @@ import ctypes.util
 import shutil
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,3 +202,35 @@ def test_scanners_made_before_the_library_is_missed_keep_their_table(
         results.append(each.scan([tensor], b"\1", b"\1"))
     assert results[0].leaves() == results[1].leaves()
     assert results[0].numbers() == results[1].numbers()
+
+
+def test_a_finalizer_may_scan_while_the_same_thread_does(
+    library: ScanLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may run the finalizer of a wrapper, which reads the last values of the module, in the middle of a scan."""
+    tensor, other = normal(PIECE + 9), normal(3 * PIECE)
+    inner, outer = TensorScanner(), TensorScanner()
+    inner.update([other])
+    outer.update([tensor])
+    leaves: list[list[bytes]] = []
+    address = library_module._weights.address
+
+    def interrupted(blocks: int) -> int:
+        found = address(blocks)
+        if not leaves:
+            leaves.append([])
+            leaves[0] = list(inner.scan([other], b"\1", b"\1").leaves())
+        return found
+
+    monkeypatch.setattr(library_module._weights, "address", interrupted)
+    threads = []
+
+    def scan() -> None:
+        threads.append(list(outer.scan([tensor], b"\1", b"\1").leaves()))
+
+    training = threading.Thread(target=scan, daemon=True)
+    training.start()
+    training.join(60)
+    assert not training.is_alive()
+    assert leaves == [submit([other]).result()]
+    assert threads == [submit([tensor]).result()]
