@@ -19,8 +19,9 @@ from ddpcheck.wakeup import Wakeup
 MAX_PENDING = 4096
 # The first line after a pause is written at once, those that follow it after this time.
 INTERVAL_SECONDS = 0.2
-# Records of steps are collected for so long, or until they are so many or so large, and are written as one block.
-BLOCK_SECONDS = 1.0
+# Records of steps that were written since the last block make one, at most so many or so large. A block that waited for
+# more of them would be lost with a rank that crashes.
+BLOCK_SECONDS = 0.0
 BLOCK_RECORDS = 512
 BLOCK_BYTES = 1 << 20
 

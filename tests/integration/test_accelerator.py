@@ -41,8 +41,8 @@ JOBS = {
 RANKS = [(case, size, rank) for case, sizes in JOBS.items() for size in sizes for rank in range(size)]
 LOGGED = [ranks for ranks in RANKS if ranks[0] in ("plain", "views", "user_stream", "other_device", "mixed")]
 WARM_STEPS = 4
-# One for the results of each scan, one for the addresses of gradients, one each for loss and batch.
-MOST_COPIES = 8
+# One for the results of each scan, one for the addresses of gradients, one each for loss, scale and batch.
+MOST_COPIES = 9
 # The step at which rank 1 of `late` gets another learning rate.
 FAULT_STEP = 5
 FIRST_PARAMETER = "0.weight"
