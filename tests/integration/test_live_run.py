@@ -81,7 +81,7 @@ def test_the_view_follows_the_job_on_a_terminal(start: Start, tmp_path: Path) ->
     screen.until(lambda: any("DDP201" in row for row in screen.lines()[-4:]))
     assert screen.lines()[-4].startswith("── ddpcheck ")
     assert "2 ranks" in screen.lines()[-4]
-    assert all(words in screen.lines()[-3] for words in ("step 5", "step 3"))  # now, and where they diverged
+    assert all(words in screen.lines()[-3] for words in ("5 steps", "step 3"))  # now, and where they diverged
     # The same state by `ddpcheck watch`, without a terminal.
     seen = subprocess.run(
         [BIN / "ddpcheck", "watch", tmp_path / "run", "--once"], capture_output=True, text=True, check=True
