@@ -40,8 +40,10 @@ def exchange_file(run_dir: Path) -> Iterator[Path | None]:
         yield path
     finally:
         if path is not None:
-            path.unlink(missing_ok=True)
-            exchange_in(str(run_dir), str(path)).unlink(missing_ok=True)
+            for each in (path, exchange_in(str(run_dir), str(path))):
+                # The run folder may be gone, or something else by now.
+                with contextlib.suppress(OSError):
+                    each.unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
 

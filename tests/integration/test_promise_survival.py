@@ -214,10 +214,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> CommandResult:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
+    """A file system of 32 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k,mode=700", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -238,7 +238,7 @@ def test_a_full_disk_loses_records_only(ddpcheck: RunWatched, alone: CommandResu
 
 def test_a_limit_on_file_sizes_loses_records_only(ddpcheck: RunWatched, alone: CommandResult) -> None:
     """The ranks cannot write, the launcher can: report.json lists the ranks whose records are incomplete."""
-    done = ddpcheck("bash", "-c", f"ulimit -f 40; exec {sys.executable} {FORKED} {' '.join(STEPS)}")
+    done = ddpcheck("bash", "-c", f"ulimit -f 12; exec {sys.executable} {FORKED} {' '.join(STEPS)}")
     assert (done.status, done.stdout, done.report["exit_code"]) == (10, alone.stdout, 0), str(done)
     assert "Traceback" not in done.stderr
     assert sorted(complaints(done)) == [("DDP605", [0]), ("DDP605", [1])]
