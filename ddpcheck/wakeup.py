@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 
@@ -30,17 +31,13 @@ class Wakeup:
 
     def clear(self) -> None:
         self._is_set = False
-        try:
+        with suppress(Empty):
             while True:
                 self._tokens.get_nowait()
-        except Empty:
-            pass
 
     def wait(self, seconds: float | None = None) -> None:
         """Until it is set. May return early, at a token that `set` has put after `clear`."""
         if self._is_set:
             return
-        try:
+        with suppress(Empty):
             self._tokens.get(timeout=seconds)
-        except Empty:
-            pass

@@ -86,15 +86,18 @@ def run(case: str, folder: str, resumed: bool) -> None:
 def main() -> None:
     case = sys.argv[1]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=rank == 0
+    )
+    dist.init_process_group("gloo", store=dist.PrefixStore("first", store), rank=rank, world_size=ranks)
     folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folders)
     folder = str(folders[0])
     run(case, folder, resumed=False)
     dist.destroy_process_group()
-    # The same job, started again. At another address: the addresses of the first group are still in its store.
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=ranks)
+    # The same job, started again: as under torchrun, which keeps its store over restarts.
+    dist.init_process_group("gloo", store=dist.PrefixStore("second", store), rank=rank, world_size=ranks)
     run(case, folder, resumed=True)
     dist.destroy_process_group()
     if rank == 0:

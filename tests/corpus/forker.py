@@ -44,6 +44,8 @@ LAUNCH_SECONDS = 400.0
 # How long the other ranks may continue after one has failed, as under torchrun.
 GRACE_SECONDS = 3.0
 KILL_SECONDS = 3.0
+# For ranks that have to be stopped to write their stacks.
+STACK_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 
 
@@ -124,8 +126,12 @@ def become_rank(job: Job, rank: int, port: int, folder: str | None) -> None:
             log = os.open(job.logs / f"rank-{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(log, descriptor)
             os.close(log)
-    # Write the stack if native code crashes.
+    # Write the stack if native code crashes, and all stacks if the rank hangs.
     faulthandler.enable()
+    stacks = 2
+    if job.logs is not None:
+        stacks = os.open(job.logs / f"rank-{rank}.stacks", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    faulthandler.register(signal.SIGQUIT, file=stacks)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -186,6 +192,10 @@ def wait_for(pids: list[int], deadline: float) -> tuple[list[int], list[int]]:
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
             stopped = [rank for rank, pid in enumerate(pids) if pid not in exits]
+            if not any(exits.values()):
+                for rank in stopped:
+                    os.kill(pids[rank], signal.SIGQUIT)
+                time.sleep(STACK_SECONDS)
             end(pids, exits)
             break
         time.sleep(_POLL_SECONDS)

@@ -73,6 +73,8 @@ class Outcome:
     # Ranks that had to be stopped from outside.
     stopped: tuple[int, ...] = ()
     stderr: tuple[str, ...] = ()
+    # Stacks of the ranks that hung.
+    stacks: tuple[str, ...] = ()
     seconds: float = 0.0
     # Exit status of the command, which is `ddpcheck run` if the job was watched. None: it had to be killed.
     status: int | None = 0
@@ -226,7 +228,8 @@ class _Batch:
                     job,
                     exits=tuple(done["exits"]),
                     stopped=tuple(done["stopped"]),
-                    stderr=self._logs(number, job.world_size),
+                    stderr=self._logs(number, job.world_size, "stderr"),
+                    stacks=self._logs(number, job.world_size, "stacks"),
                     seconds=done["seconds"],
                     status=status,
                 )
@@ -236,9 +239,9 @@ class _Batch:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return {row["name"]: row for row in map(json.loads, lines)}
 
-    def _logs(self, number: int, world_size: int) -> tuple[str, ...]:
+    def _logs(self, number: int, world_size: int, kind: str) -> tuple[str, ...]:
         folder = self._folder / "logs" / str(number)
-        paths = [folder / f"rank-{rank}.stderr" for rank in range(world_size)]
+        paths = [folder / f"rank-{rank}.{kind}" for rank in range(world_size)]
         return tuple(
             path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in paths
         )

@@ -135,5 +135,9 @@ def _last_words(outcome: Outcome) -> str:
     crashes = [text[text.index(_CRASH) :] for text in outcome.stderr if _CRASH in text]
     if crashes:
         return f"\n{crashes[0].partition('Extension modules:')[0]}"
+    if any(outcome.stacks):
+        return "\n" + "\n".join(
+            f"rank {rank} hung:\n{stack}" for rank, stack in enumerate(outcome.stacks) if stack
+        )
     lines = [text.strip().splitlines()[-1] for text in outcome.stderr if text.strip()]
     return f" ({lines[0][:200]})" if lines else ""

@@ -57,15 +57,17 @@ def run(path, last_step=None):
 def main():
     torch.set_num_threads(1)
     folders = [tempfile.mkdtemp()]
-    dist.init_process_group("gloo")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=rank == 0
+    )
+    dist.init_process_group("gloo", store=dist.PrefixStore("first", store), rank=rank, world_size=ranks)
     dist.broadcast_object_list(folders)
     path = os.path.join(folders[0], "last.pt")
     run(path, last_step=4)
     dist.destroy_process_group()
-    # The same job, started again. At another address: the addresses of the first group are still in its store.
-    meeting = f"file://{folders[0]}/ranks"
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=ranks)
+    # The same job, started again: as under torchrun, which keeps its store over restarts.
+    dist.init_process_group("gloo", store=dist.PrefixStore("second", store), rank=rank, world_size=ranks)
     run(path)
     dist.destroy_process_group()
     if rank == 0:

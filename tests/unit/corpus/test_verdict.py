@@ -187,3 +187,10 @@ def test_options_failures_and_hangs_need_a_command_of_their_own_only_when_watche
         [job] = jobs_of(header)
         assert job.alone()
         assert not job.alone(watched=False)
+
+
+def test_stacks_of_ranks_that_hung_are_among_the_misses() -> None:
+    hung = outcome(FAULT, finding(), exits=(-15, -15), stopped=(0, 1), stacks=("line 42 in run", ""))
+    [miss] = judge(hung).misses
+    assert "line 42 in run" in miss
+    assert "rank 1" not in miss
