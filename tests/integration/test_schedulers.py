@@ -65,7 +65,7 @@ def test_mpirun_without_a_folder_makes_one_report(unwatched: Run, tmp_path: Path
     run = read_run(job, only_run(tmp_path))
     assert run.status == 10, str(run)
     assert run.report["world_size"] == 2
-    assert run.finding("DDP201")["step"] == 2
+    assert run.finding("DDP208")["step"] == 2
     # One of the launchers prints the report, to its end.
     assert job.stderr.count("error DDP201") == 1
     assert job.stderr.count("Next: ") == 1
@@ -87,7 +87,7 @@ def test_srun_of_a_job_that_diverges(slurm: dict[str, str], unwatched: Run, tmp_
     job = unwatched(*SRUN, DDPCHECK, "run", "--", *RANK, "diverging", MASTER_PORT=str(free_port()), **slurm)
     run = read_run(job, only_run(tmp_path))
     assert run.status == 10, str(run)
-    assert run.finding("DDP201")["step"] == 2
+    assert run.finding("DDP208")["step"] == 2
     assert job.stderr.count("error DDP201") == 1
 
 
@@ -161,4 +161,4 @@ def test_ray_clusters_of_two_nodes_that_were_started_earlier(unwatched: Run, tmp
     first = read_run(job, tmp_path / "watched")
     assert_healthy(first, world_size=2, steps=STEPS)
     second = read_run(job, tmp_path / "collected")
-    assert second.finding("DDP201")["step"] == 2
+    assert second.finding("DDP208")["step"] == 2

@@ -49,8 +49,8 @@ def test_diverging(slurm: Slurm, unwatched: Run, tmp_path: Path, port: str) -> N
     job = unwatched(*SRUN, DDPCHECK, "run", "--", *RANK, "diverging", MASTER_PORT=port, **slurm)
     run = only_run(tmp_path, job)
     assert run.status == 10, str(run)
-    assert run.finding("DDP201")["step"] == 2
-    assert_one_report(job, "DDP201")
+    assert run.finding("DDP208")["step"] == 2
+    assert_one_report(job, "DDP208")
 
 
 def test_hanging(slurm: Slurm, unwatched: Run, tmp_path: Path, port: str) -> None:
@@ -140,8 +140,8 @@ def test_heterogeneous_step(slurm: Slurm, unwatched: Run, tmp_path: Path, port: 
     run = only_run(tmp_path, job)
     assert run.status == 10, str(run)
     assert run.report["world_size"] == 2
-    assert run.finding("DDP201")["step"] == 2
-    assert_one_report(job, "DDP201")
+    assert run.finding("DDP208")["step"] == 2
+    assert_one_report(job, "DDP208")
 
 
 def test_around_srun(slurm: Slurm, ddpcheck: RunWatched, port: str) -> None:
