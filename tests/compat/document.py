@@ -61,4 +61,4 @@ def _tests(outcomes: Mapping[str, str]) -> str:
 def _of(right: int, total: int, left_out: int) -> str:
     if not total:
         return "-"
-    return f"{right} of {total}" + (f", {left_out} scripts not run" if left_out else "")
+    return f"{right} of {total}" + (f", {left_out} not run" if left_out else "")
