@@ -9,7 +9,7 @@ READY := .venv/.ready
 BENCHMARKS = $(filter-out %_job.py %_table.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench corpus screenshots
+.PHONY: help demo test lint docs bench corpus compat schedulers screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | tr '|' '\t'
@@ -35,6 +35,14 @@ bench: $(READY) ## measure the cost of watching
 
 corpus: $(READY) ## run all known faults and healthy jobs, and write docs/corpus.md; ARGS="--only GLOB" runs some
 	$(BIN)/python -m tests.corpus $(or $(ARGS),--docs docs/corpus.md)
+
+# Not part of CI. Torch without its CUDA libraries is downloaded into build/compat.
+compat: $(READY) ## run corpus and promise tests with TORCH=VERSION, and write a row of docs/compatibility.md
+	$(BIN)/python -m tests.compat --torch $(TORCH) --python $(PYTHON) $(ARGS)
+
+# Not part of CI. Packages are installed into an overlay in build/schedulers, not on this machine.
+schedulers: $(READY) ## install Slurm, OpenMPI, Ray and podman in a copy of this machine, and run their cases; needs root
+	$(BIN)/python -m tests.schedulers $(ARGS)
 
 screenshots: $(READY) ## run the jobs of the images in README and docs, and create the images; needs root and Chromium
 	$(BIN)/python -m tests.screenshots

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ class PrivateName:
     on_instances: bool = False
     # Present only in some cases: its absence is not reported.
     optional: bool = False
+    # The first version that has it. Its absence from earlier ones, which never had it, is not reported.
+    since: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         TABLE.append(self)
@@ -314,6 +317,7 @@ FLIGHT_RECORDER = PrivateName(
     "torch._C._distributed_c10d",
     "_dump_fr_trace_json",
     "the snapshot of a hang does not show which collectives completed",
+    since=(2, 8),
 )
 NCCL_FLIGHT_RECORDER = PrivateName(
     "torch._C._distributed_c10d", "_dump_nccl_trace_json", "only builds with NCCL have it", optional=True
@@ -363,6 +367,11 @@ RECORD_FUNCTION = PrivateName(
 )
 
 
+def _version_of_torch() -> tuple[int, int]:
+    major, minor = str(torch.__version__).split(".")[:2]
+    return int(major), int("".join(takewhile(str.isdigit, minor)) or 0)
+
+
 class _Missing:
     """The names that this version of torch lacks. Each is reported once, as soon as there is a reporter."""
 
@@ -371,7 +380,7 @@ class _Missing:
         self._reporter: Reporter | None = None
 
     def add(self, private: PrivateName) -> None:
-        if private in self._names:
+        if private in self._names or _version_of_torch() < private.since:
             return
         message = f"torch {torch.__version__} has no {private.owner.replace(':', '.')}.{private.name}: {private.check}"
         self._names[private] = message

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import sys
+import sysconfig
 import time
 import uuid
 from typing import Any
@@ -35,7 +36,8 @@ def header(session: str, algorithm: str, host: str) -> RankHeader:
         time=time.time(),
         local_rank=_number("LOCAL_RANK"),
         restart=_number("TORCHELASTIC_RESTART_COUNT") or 0,
-        python=platform.python_version(),
+        # With the "t" of a free-threaded build.
+        python=platform.python_version() + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
         torch=str(torch.__version__),
         backend=_backend(),
         device=_device(),

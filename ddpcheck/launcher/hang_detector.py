@@ -32,7 +32,7 @@ from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.node_log import NodeLog, node_lines
 from ddpcheck.records.reasons import Awaited, NoHangWatch
 
-# Ranks of these states alone do not make a hang: no rank waits for them.
+# If all ranks of a job have these states, it does not hang: no rank waits for another one.
 _MAY_END = frozenset({RankActivityState.STILL, RankActivityState.LEFT})
 # A rank in which one of these probes has failed cannot answer a request for its stack.
 _ANSWERING_PROBES = ("agent", "standing")
@@ -144,7 +144,8 @@ class _ProgressState:
     samples: dict[int, ActivitySample] = field(default_factory=dict)
     # States of all local ranks, once all of them are stuck.
     stuck: dict[int, RankActivityState] = field(default_factory=dict)
-    stuck_logged: bool = False
+    # The stuck ranks that were last logged, and those of them that wait for others.
+    stuck_logged: tuple[list[int], list[int]] | None = None
     # The states that were last logged of a job that does not hang.
     slow_logged: dict[int, RankActivityState] = field(default_factory=dict)
 
@@ -246,10 +247,12 @@ class HangDetector:
         states.update(
             {number: RankActivityState.UNKNOWN for number, local in ranks.items() if local.cannot_answer}
         )
-        if STUCK.issuperset(states.values()) and not _MAY_END.issuperset(states.values()):
+        if STUCK.issuperset(states.values()):
+            # If none of them waits, ranks of another launcher may wait for them.
             state.stuck = states
         else:
             self._withdraw(attempt, state)
+        if not state.stuck or _MAY_END.issuperset(states.values()):
             self._log_slow(attempt, state, states, now)
 
     def _log_slow(
@@ -267,14 +270,18 @@ class HangDetector:
             )
 
     def _all_ranks_stuck(self, attempt: Attempt, state: _ProgressState) -> bool:
-        """Whether every rank of the job is stuck, according to this launcher or to others. Logs the hang."""
-        if not state.stuck_logged:
-            state.stuck_logged = True
-            self._log_stuck(attempt, sorted(state.stuck))
-        all_ranks, stuck = set(range(attempt.world_size)), set(state.stuck)
+        """Whether every rank of the job is stuck and one waits, by this launcher or by others. Logs the hang."""
+        stuck = set(state.stuck)
+        waiting = {rank for rank, activity in state.stuck.items() if activity not in _MAY_END}
+        own = (sorted(stuck), sorted(waiting))
+        if state.stuck_logged != own:
+            state.stuck_logged = own
+            self._log_stuck(attempt, *own)
+        all_ranks = set(range(attempt.world_size))
         if not all_ranks <= stuck:
-            stuck |= _logged_as_stuck(self._run.path, attempt.session)
-        if not all_ranks <= stuck:
+            stuck_elsewhere, waiting_elsewhere = _logged_as_stuck(self._run.path, attempt.session)
+            stuck, waiting = stuck | stuck_elsewhere, waiting | waiting_elsewhere
+        if not all_ranks <= stuck or not waiting:
             return False
         self._node_log.write(
             "hang",
@@ -286,13 +293,15 @@ class HangDetector:
 
     def _withdraw(self, attempt: Attempt, state: _ProgressState) -> None:
         state.stuck = {}
-        if state.stuck_logged:
-            state.stuck_logged = False
-            self._log_stuck(attempt, [])
+        if state.stuck_logged is not None:
+            state.stuck_logged = None
+            self._log_stuck(attempt, [], [])
 
-    def _log_stuck(self, attempt: Attempt, ranks: list[int]) -> None:
-        """For launchers on other nodes, which read the same folder."""
-        self._node_log.write("standstill", session=attempt.session, pid=os.getpid(), ranks=ranks)
+    def _log_stuck(self, attempt: Attempt, ranks: list[int], waiting: list[int]) -> None:
+        """For other launchers, which read the same folder."""
+        self._node_log.write(
+            "standstill", session=attempt.session, pid=os.getpid(), ranks=ranks, waiting=waiting
+        )
 
 
 def _rank_rows(
@@ -315,16 +324,20 @@ def _rank_rows(
     return rows
 
 
-def _logged_as_stuck(folder: Path, session: str) -> set[int]:
-    """The ranks that all launchers, including this one, have last logged as stuck."""
-    last: dict[tuple[str, int], list[int]] = {}
+def _logged_as_stuck(folder: Path, session: str) -> tuple[set[int], set[int]]:
+    """The ranks that all launchers, including this one, have last logged as stuck, and those of them that wait."""
+    last: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
     for name, line in node_lines(folder):
         if b'"standstill"' not in line:
             continue
         try:
             match json.loads(line):
-                case {"session": str(of), "pid": int(pid), "ranks": list(ranks)} if of == session:
-                    last[name, pid] = ranks
+                case {"session": str(of), "pid": int(pid), "ranks": list(ranks)} as record if of == session:
+                    last[name, pid] = ranks, record.get("waiting", ranks)
         except ValueError:
             continue
-    return {rank for ranks in last.values() for rank in ranks if isinstance(rank, int)}
+    stuck, waiting = (
+        {rank for logged in last.values() for rank in logged[part] if isinstance(rank, int)}
+        for part in (0, 1)
+    )
+    return stuck, waiting

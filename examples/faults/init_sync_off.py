@@ -12,6 +12,7 @@ stage: init.after
 step: none
 outliers: 0 1 2
 parameter: embed.weight
+torch: 2.8
 """
 
 import torch

@@ -5,6 +5,7 @@ expect: nothing
 cases: hybrid accumulation reduce_scatter_only mixed_precision kept_unsharded by_layer two_optimizers
     replicate replicate_ddp fsdp1_hybrid fsdp1_flat fsdp1_no_shard tensor_parallel
     own_probe reduced_by_hand
+torch: 2.10
 """
 
 from __future__ import annotations

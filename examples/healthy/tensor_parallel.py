@@ -3,6 +3,7 @@
 ranks: 4
 expect: nothing
 cases: sgd adam accumulation by_group
+torch: 2.6
 """
 
 from __future__ import annotations

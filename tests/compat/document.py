@@ -55,10 +55,10 @@ def _jobs(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _tests(outcomes: Mapping[str, str]) -> str:
     run = [outcome for outcome in outcomes.values() if outcome != "skipped"]
-    return _of(sum(outcome == "passed" for outcome in run), len(run), 0)
+    return _of(sum(outcome.startswith("passed") for outcome in run), len(run), 0)
 
 
 def _of(right: int, total: int, left_out: int) -> str:
     if not total:
         return "-"
-    return f"{right} of {total}" + (f", {left_out} scripts not run" if left_out else "")
+    return f"{right} of {total}" + (f", {left_out} not run" if left_out else "")

@@ -109,3 +109,17 @@ def test_ddpcheck_in_a_container_too(unwatched: Run, folder: Path) -> None:
 def test_a_job_that_runs_as_another_user(ddpcheck: RunWatched, folder: Path) -> None:
     watched = ddpcheck("setpriv", "--reuid=65534", "--clear-groups", *JOB, out=folder / "run")
     assert not_checked(watched) == "other_user"
+
+
+@pytest.mark.needs("lab")
+def test_another_user_with_a_folder_that_both_may_write_to(ddpcheck: RunWatched, folder: Path) -> None:
+    """It cannot open the launcher's shared memory, so it makes its own in the run folder."""
+    for path in (folder, folder / "run"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o1777)
+    # pytest makes its folders for one user.
+    for path in folder.parents:
+        if path.stat().st_mode & 0o077 == 0:
+            path.chmod(0o755)
+    watched = ddpcheck("setpriv", "--reuid=65534", "--clear-groups", *JOB, out=folder / "run")
+    assert_healthy(watched, world_size=2, steps=3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from tests.helpers.watched_run import Run, RunWatched, WatchedRun, assert_health
 pytestmark = pytest.mark.slow
 
 BATTERY = JOBS / "battery.py"
+# Set by tests/compat: variants that fail without ddpcheck are left out.
+ANY_TORCH = "DDPCHECK_ANY_TORCH"
 
 # At every world size; the other variants at 2 and 3.
 EVERYWHERE = (
@@ -81,21 +85,34 @@ def test_trained_bits_are_the_same_and_nothing_is_found(
     ddpcheck: RunWatched,
     unwatched: Run,
     tmp_path: Path,
+    record_property: Callable[[str, object], None],
     names: tuple[str, ...],
     sizes: str,
     skipped: set[str],
     options: tuple[str, ...],
 ) -> None:
     plain, watched = tmp_path / "plain.json", tmp_path / "watched.json"
-    job = (BATTERY, "--variants", ",".join(names), "--world-sizes", sizes, "--out")
-    # One of them with torch imported under ddpcheck.
-    command = (sys.executable, *job) if names is COMPILED else prepared(*job)
-    alone = unwatched(*command, plain)
-    assert alone.status == 0, str(alone)
-    done = ddpcheck(*command, watched, options=options)
+
+    def command(chosen: tuple[str, ...]) -> tuple[object, ...]:
+        job = (BATTERY, "--variants", ",".join(chosen), "--world-sizes", sizes, "--out")
+        # One of them with torch imported under ddpcheck.
+        return (sys.executable, *job) if names is COMPILED else prepared(*job)
+
+    alone = unwatched(*command(names), plain)
+    expected = json.loads(plain.read_text())
+    failed = {
+        job.partition("/")[0] for job, result in expected.items() if not all(result.get("ranks", [True]))
+    }
+    if failed and os.environ.get(ANY_TORCH):
+        # This version of torch cannot run them: it lacks what they use, or crashes.
+        record_property("left_out", " ".join(sorted(failed)))
+        expected = {job: result for job, result in expected.items() if job.partition("/")[0] not in failed}
+    else:
+        assert alone.status == 0, str(alone)
+    done = ddpcheck(*command(tuple(name for name in names if name not in failed)), watched, options=options)
     assert done.status == 0, str(done)
 
-    expected, results = json.loads(plain.read_text()), json.loads(watched.read_text())
+    results = json.loads(watched.read_text())
     assert {job: result.get("ranks") for job, result in results.items()} == {
         job: result.get("ranks") for job, result in expected.items()
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+import threading
 
 import ray
 import ray.train
@@ -35,8 +35,10 @@ def train(config: dict[str, str]) -> None:
             raise ValueError("bad sample 17")
         if config["case"] == "killed" and rank == 1 and step == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        while config["case"] == "hanging" and rank == 1 and step == 1:
-            time.sleep(1)
+        if config["case"] == "hanging" and rank == 1 and step == 1:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
 
 
 if __name__ == "__main__":

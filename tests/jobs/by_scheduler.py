@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -32,8 +33,9 @@ def main(case: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in itertools.count() if case == "until_signal" else range(STEPS):
         if case == "hanging" and rank == 1 and step == 1:
-            while True:
-                time.sleep(1)
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
         if case == "killed" and rank == 1 and step == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()

@@ -35,16 +35,9 @@ def main(arguments: list[str]) -> int:
     files = [f"tests/schedulers/{name}" for name in chosen or CASES]
     options = [word for word in arguments if word not in chosen]
     results = "/tmp/results.xml"
-    pytest = [
-        python,
-        "-m",
-        "pytest",
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={results}",
-        "--durations=30",
-    ]
+    # The format that keeps the titles of cases.
+    junit = ["-o", "junit_family=xunit1", f"--junitxml={results}"]
+    pytest = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *junit, "--durations=30"]
     status = machine.run([*pytest, *files, *options], ROOT, DDPCHECK_SCHEDULERS="1").returncode
     outcomes = read_outcomes(machine.root / results.lstrip("/"))
     PAGE.write_text(update(PAGE.read_text(encoding="utf-8"), outcomes), encoding="utf-8")

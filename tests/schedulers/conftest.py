@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,3 +19,9 @@ def slurm() -> Iterator[dict[str, str]]:
         pytest.skip(reason)
     with slurm_cluster() as environ:
         yield environ
+
+
+@pytest.fixture(autouse=True)
+def _titled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """The docstring of a case is its row in docs/schedulers.md."""
+    record_property("case", (request.function.__doc__ or request.node.name).strip())

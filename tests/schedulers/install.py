@@ -10,7 +10,7 @@ from importlib.util import find_spec
 PACKAGES = {
     "slurmctld": ("slurmctld", "slurmd", "slurm-client", "munge"),
     "mpirun": ("openmpi-bin",),
-    "podman": ("podman", "crun", "fuse-overlayfs"),
+    "podman": ("podman", "crun"),
 }
 RAY = "ray[train]==2.60.0"
 

@@ -33,8 +33,8 @@ def test_diverging(unwatched: Run, tmp_path: Path, port: str) -> None:
     job = unwatched(*MPIRUN, DDPCHECK, "run", "--", *RANK, "diverging", MASTER_PORT=port)
     run = only_run(tmp_path, job)
     assert (run.status, run.report["world_size"]) == (10, 2), str(run)
-    assert run.finding("DDP201")["step"] == 2
-    assert_one_report(job, "DDP201")
+    assert run.finding("DDP208")["step"] == 2
+    assert_one_report(job, "DDP208")
 
 
 def test_hanging(unwatched: Run, tmp_path: Path, port: str) -> None:
@@ -62,4 +62,4 @@ def test_around_mpirun_diverging(ddpcheck: RunWatched, port: str) -> None:
     """ddpcheck around mpirun: replicas diverge"""
     watched = ddpcheck(*MPIRUN, *RANK, "diverging", MASTER_PORT=port)
     assert watched.status == 10, str(watched)
-    assert watched.finding("DDP201")["step"] == 2
+    assert watched.finding("DDP208")["step"] == 2

@@ -26,7 +26,7 @@ def test_diverging(ddpcheck: RunWatched) -> None:
     """ddpcheck around a driver: replicas diverge"""
     watched = ddpcheck(*JOB, "diverging")
     assert watched.status == 10, str(watched)
-    assert watched.finding("DDP201")["step"] == 2
+    assert watched.finding("DDP208")["step"] == 2
 
 
 def test_raising(ddpcheck: RunWatched) -> None:
@@ -56,4 +56,4 @@ def test_cluster_of_two_nodes_that_was_started_earlier(unwatched: Run, tmp_path:
     job = unwatched(sys.executable, JOBS / "on_ray_cluster.py", DDPCHECK, tmp_path)
     assert job.status == 0, str(job)
     assert_healthy(read_run(job, tmp_path / "watched"), world_size=2, steps=STEPS)
-    assert read_run(job, tmp_path / "collected").finding("DDP201")["step"] == 2
+    assert read_run(job, tmp_path / "collected").finding("DDP208")["step"] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.step_coverage.build import MAIN_CHECKS, lost_checks
@@ -62,8 +64,38 @@ def find(context: RuleContext) -> list[Finding]:
         ranks += [fault.rank] if fault.rank is not None and fault.rank not in ranks else []
     findings = [_fault(context, *key, tuple(sorted(ranks))) for key, ranks in faults.items()]
     findings += [_unwritten(context, rank, text) for rank, text in sorted(context.write_errors.items())]
+    findings += _untested_versions(context)
     # The launcher's faults belong to the run, so they are reported once.
     return findings + (_of_launchers(context) if context.number == 0 else [])
+
+
+# docs/compatibility.md has the results from this version on.
+OLDEST_TORCH = (2, 4)
+_TORCH_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+def _untested_versions(context: RuleContext) -> list[Finding]:
+    """Versions with which ddpcheck was not tested, or is known to give wrong findings."""
+    old: dict[str, list[int]] = {}
+    for rank, data in sorted(context.attempt.ranks.items()):
+        found = _TORCH_VERSION.match(data.header.torch)
+        if found is not None and (int(found[1]), int(found[2])) < OLDEST_TORCH:
+            old.setdefault(f"torch {data.header.torch}", []).append(rank)
+        if data.header.python.endswith("t"):
+            old.setdefault(f"the free-threaded build of Python {data.header.python[:-1]}", []).append(rank)
+    return [
+        context.finding(
+            RULE,
+            f"{name_ranks(ranks).capitalize()} {'uses' if len(ranks) == 1 else 'use'} {what}, with which ddpcheck was "
+            "not tested. Findings may be wrong or missing.",
+            ranks=tuple(ranks),
+            evidence={"entry": "versions", "version": what},
+            cause="ddpcheck reads internals of torch that differ between versions",
+            fix=f"Use torch {'.'.join(map(str, OLDEST_TORCH))} or later on a standard build of Python, or look at "
+            "findings with this in mind.",
+        )
+        for what, ranks in old.items()
+    ]
 
 
 def _of_launchers(context: RuleContext) -> list[Finding]:

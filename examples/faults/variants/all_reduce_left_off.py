@@ -7,6 +7,7 @@ expect: DDP212
 cause: set_requires_all_reduce(False)
 step: 2
 outliers: 0 1 2 3
+torch: 2.6
 """
 
 import torch

@@ -9,6 +9,7 @@ stage: init.after
 step: none
 outliers: 0 1 2 3
 parameter: falls.bias
+torch: 2.6
 """
 
 import torch

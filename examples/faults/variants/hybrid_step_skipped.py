@@ -7,6 +7,7 @@ expect: DDP207
 cause: step was skipped
 step: 4
 outliers: 1 3
+torch: 2.6
 """
 
 import torch

@@ -11,6 +11,7 @@ stage: params
 step: 0
 outliers: 0 1 2 3
 parameter: falls.bias
+torch: 2.6
 """
 
 import torch

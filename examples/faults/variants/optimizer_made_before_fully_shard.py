@@ -9,6 +9,7 @@ expect: DDP215
 cause: made before the model was sharded
 step: 0
 outliers: 0 1
+torch: 2.6
 """
 
 import torch

@@ -9,6 +9,7 @@ stage: init.after
 step: none
 outliers: 0 1
 parameter: 0.weight
+torch: 2.8
 """
 
 import torch

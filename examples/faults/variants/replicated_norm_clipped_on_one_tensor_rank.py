@@ -14,6 +14,7 @@ stage: applied
 step: 2
 outliers: 0 1
 parameter: falls.bias
+torch: 2.6
 """
 
 import torch

@@ -9,6 +9,7 @@ stage: params
 step: 0
 outliers: 0 1
 parameter: Network.scale
+torch: 2.6
 """
 
 import torch

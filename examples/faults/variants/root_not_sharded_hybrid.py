@@ -12,6 +12,7 @@ stage: params
 step: 0
 outliers: 0 1 2 3
 parameter: Network.*
+torch: 2.6
 """
 
 import torch

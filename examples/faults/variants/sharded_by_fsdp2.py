@@ -7,6 +7,7 @@ expect: DDP606
 cause: FSDP2
 step: none
 outliers: 0 1
+torch: 2.6
 """
 
 import torch

@@ -10,6 +10,7 @@ also: DDP606
 cause: hyperparameters differ: lr
 step: 3
 outliers: 0 1
+torch: 2.6
 """
 
 import torch

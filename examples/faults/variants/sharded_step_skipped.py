@@ -8,6 +8,7 @@ also: DDP606
 cause: more steps
 step: none
 outliers: 0 1
+torch: 2.6
 """
 
 import torch

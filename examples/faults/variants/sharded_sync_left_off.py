@@ -10,6 +10,7 @@ cause: set_requires_gradient_sync(False)
 step: 3
 outliers: 0 1
 parameter: falls.bias
+torch: 2.6
 """
 
 import torch

@@ -13,6 +13,7 @@ stage: applied
 step: 3
 outliers: 0 2
 parameter: rises.weight
+torch: 2.6
 """
 
 import torch

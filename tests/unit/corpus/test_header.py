@@ -113,3 +113,13 @@ def test_all_scripts_of_the_project_have_a_sound_header() -> None:
     assert all(not header.healthy for header in variants)
     names = {header.name for header in [*faults, *variants]}
     assert {header.variant_of for header in variants} <= {*names, ""}
+
+
+def test_a_script_that_needs_a_version_of_torch() -> None:
+    header = parse_header(PATH, changed("exit: fails\n", "torch: 2.10\n"))
+    assert header.torch == (2, 10)
+    assert header.lacks("2.9.1+cu128") == "needs torch 2.10"
+    assert [header.lacks(version) for version in ("2.10.0", "2.11.0a0+git", "3.0.0")] == ["", "", ""]
+    assert parse_header(PATH, FAULT).lacks("2.0.0") == ""
+    with pytest.raises(HeaderError, match="torch"):
+        parse_header(PATH, changed("exit: fails\n", "torch: new\n"))

@@ -236,3 +236,25 @@ def test_ranks_whose_processes_are_hidden_are_logged_while_they_live(tmp_path: P
     assert job.go(3 * TIMEOUT) is None
     [record] = job.logged("no_hang_watch")
     assert (record["why"], record["ranks"]) == (NoHangWatch.HIDDEN.value, [0, 1])
+
+
+def test_ranks_that_wait_for_no_other_rank_hang_if_those_of_another_launcher_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under srun and mpirun, each rank has a launcher of its own: none of them sees both sides of a hang."""
+    job = Watched(tmp_path, monkeypatch, world_size=3)
+    try:
+        job.standings = [ELSEWHERE, ELSEWHERE]
+        assert job.go(3 * TIMEOUT) is None
+        [record] = job.logged("standstill")
+        assert (record["ranks"], record["waiting"]) == ([0, 1], [])
+        other = NodeLog(job.folder, host="there")
+        other.write("standstill", session=job.build.session, pid=7, ranks=[2], waiting=[])
+        assert job.go(5) is None
+        other.write("standstill", session=job.build.session, pid=7, ranks=[2], waiting=[2])
+        assert job.go(5) is not None
+        other.close()
+    finally:
+        for sleeper in job.sleepers:
+            sleeper.kill()
+            sleeper.wait()

@@ -25,6 +25,8 @@ def process(proc: Path, *words: str, torch: bool = True, environ: dict[str, str]
     (folder / "cmdline").write_bytes("\0".join([*words, ""]).encode())
     (folder / "maps").write_text("7f00-7f01 r-xp /lib/libtorch_cpu.so\n" if torch else "")
     (folder / "environ").write_bytes("\0".join(f"{k}={v}" for k, v in given.items()).encode())
+    own = f"{os.getuid()}\t" * 4
+    (folder / "status").write_text(f"Name:\tpython\nUid:\t{own}\nGid:\t0\t0\t0\t0\nGroups:\t\n")
     for path in (BOOTSTRAP, RUN):
         (folder / "root" / path.lstrip("/")).mkdir(parents=True)
     return folder / "root"
@@ -64,6 +66,24 @@ def test_another_root_without_the_run_folder(tmp_path: Path) -> None:
     root = process(tmp_path, "python3", "train.py")
     (root / RUN.lstrip("/")).rmdir()
     assert reason(tmp_path) is Unwatched.NO_FOLDER
+
+
+@pytest.mark.parametrize(
+    ("mode", "groups", "why"),
+    [
+        (0o700, "77", Unwatched.OTHER_USER),
+        (0o755, "77", Unwatched.OTHER_USER),
+        (0o1777, "77", None),
+        (0o770, "77", Unwatched.OTHER_USER),
+        (0o770, f"77 {os.getgid()}", None),
+    ],
+)
+def test_another_user(tmp_path: Path, mode: int, groups: str, why: Unwatched | None) -> None:
+    root = process(tmp_path, "python3", "train.py")
+    (root / RUN.lstrip("/")).chmod(mode)
+    other = "\t".join(["65534"] * 4)
+    (tmp_path / "7" / "status").write_text(f"Uid:\t{other}\nGid:\t{other}\nGroups:\t{groups} \n")
+    assert reason(tmp_path) is why
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.reasons import KERNEL_PROBE, KernelLoss
+from ddpcheck.records.reasons import KERNEL_PROBE, NO_EXCHANGE, KernelLoss, NoHangWatch
 from ddpcheck.records.registry import to_line
 from tests.helpers.run_builder import RunBuilder
 
@@ -159,3 +160,40 @@ def test_a_log_that_could_not_be_written(tmp_path: Path) -> None:
     [finding] = build.findings("DDP605")
     assert (finding.severity.value, finding.ranks) == ("note", ())
     assert finding.message.startswith("17 lines of the node log could not be written")
+
+
+def test_ranks_that_share_no_memory_with_their_launcher(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(3)
+    for rank in (0, 1):
+        build.add(rank, FaultRecord(NO_EXCHANGE, "open", "FileNotFoundError: no", ""))
+    report = build.covered().end().report()
+    [finding] = report.findings
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP605", "note", (0, 1))
+    assert finding.evidence["why"] == NoHangWatch.NO_MEMORY.value
+    assert "Hangs of these ranks are not detected" in finding.message
+    assert report.verdict.value == "ok"
+
+
+@pytest.mark.parametrize("why", list(NoHangWatch))
+def test_hangs_that_a_launcher_cannot_detect(tmp_path: Path, why: NoHangWatch) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().end()
+    build.notes.append({"kind": "no_hang_watch", "why": why.value, "ranks": [1]})
+    [finding] = build.findings("DDP605")
+    assert (finding.severity.value, finding.ranks, finding.evidence["why"]) == ("note", (1,), why.value)
+
+
+@pytest.mark.parametrize(
+    ("torch", "python", "reported"),
+    [
+        ("2.3.1+cu121", "3.11.7", True),
+        ("2.4.0", "3.11.7", False),
+        ("2.13.0", "3.14.0t", True),
+        ("3.0.0a0+git", "3.14.0", False),
+    ],
+)
+def test_versions_that_were_not_tested(tmp_path: Path, torch: str, python: str, reported: bool) -> None:
+    build = RunBuilder(tmp_path, 2).wrap()
+    for rank in (0, 1):
+        build.records[rank][0] = replace(build.records[rank][0], torch=torch, python=python)
+    found = build.end().findings("DDP605")
+    assert [finding.ranks for finding in found] == [(0, 1)] * reported
