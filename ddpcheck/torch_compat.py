@@ -204,6 +204,13 @@ FSDP_GROUPS = PrivateName(_FSDP2, "_fsdp_param_groups", _FSDP2_OFF, True, True)
 FSDP_PARAMETERS = PrivateName(_FSDP2, "fsdp_params", _FSDP2_OFF, True, True)
 FSDP_REDUCES = PrivateName(_FSDP2, "reduce_grads", _FSDP2_OFF, True, True)
 FSDP_ALL_REDUCES = PrivateName(_FSDP2, "all_reduce_grads", _FSDP2_OFF, True, True)
+_FSDP2_SUMS = "the reduction of FSDP2's gradients is not checked"
+FSDP_REDUCTION = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group", "foreach_reduce", _FSDP2_SUMS
+)
+FSDP_PARAMETER_NAME = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam", "_param_fqn", _FSDP2_SUMS, True
+)
 LOCAL_TENSOR = PrivateName(
     "torch.distributed.tensor:DTensor", "_local_tensor", "DTensor parameters are not compared", True
 )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
 
     from ddpcheck.agent.budget import Budget
+    from ddpcheck.agent.shard_reduction import ShardReduction
     from ddpcheck.agent.shm_exchange import ShmExchange
     from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
@@ -217,6 +218,14 @@ class Probe:
     @event
     def unreduced_gradients(self, tracked: TrackedModule) -> None:
         """A backward of parameters outside of DDP has ended: no one has reduced their gradients yet."""
+
+    @event
+    def shards_reducing(self, reduction: ShardReduction) -> None:
+        """FSDP2 is about to reduce gradients of this backward. Keep nothing of `reduction` beyond `shards_reduced`."""
+
+    @event
+    def shards_reduced(self) -> None:
+        """The backward with these reductions has returned: the shards have their gradients."""
 
     @event
     def backward_returned(self) -> None:

@@ -13,6 +13,7 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.replicated import original_names
+from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader
 from ddpcheck.agent.sharded import ShardedTracker
 from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
@@ -71,6 +72,10 @@ class Dispatcher:
         )
         # An error here leaves DDP modules compared, and the shards not.
         self._shards_of = context.guarded("sharded", "of", self.sharded.of)
+        self._reduction_reader: ShardReductionReader | None = None
+        self._read_reduction = context.guarded("shard_reduction", "read", self._read_arguments)
+        # Whether FSDP2 has reduced gradients in the current backward.
+        self._reducing = False
         self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
         self._optimizer_count = 0
@@ -214,7 +219,25 @@ class Dispatcher:
         # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
 
+    def _read_arguments(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> ShardReduction | None:
+        if self._reduction_reader is None:
+            original = inspect.unwrap(torch_compat.lookup(torch_compat.FSDP_REDUCTION))
+            self._reduction_reader = ShardReductionReader(original)
+        return self._reduction_reader.read(*given)
+
+    def shards_reducing(self, *args: Any, **kwargs: Any) -> None:
+        if self.context.world_size == 1 or self.context.config.gradients == "off":
+            return
+        reduction = self._read_reduction((args, kwargs))
+        if reduction is not None:
+            self._reducing = True
+            self.context.emit(Probe.shards_reducing, reduction)
+
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
+        # FSDP waits for its reductions at the end of the outermost backward.
+        if self._reducing and not torch_compat.in_backward():
+            self._reducing = False
+            self.context.emit(Probe.shards_reduced)
         if self._wrapped():
             self.context.emit(Probe.backward_returned)
 

@@ -100,6 +100,7 @@ class Agent:
         self._sessions += 1
         self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
         self._hook_steps()
+        self._patch_shard_reduction()
         if self._sessions == 1:
             self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
@@ -150,6 +151,7 @@ class Agent:
 
         Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
         """
+        self._patch_shard_reduction()
         if self._training_patched:
             return
         self._training_patched = True
@@ -172,6 +174,14 @@ class Agent:
             self._observe(scaler, "step", before=Dispatcher.scaler_before, after=Dispatcher.scaler_after)
         self._patch_loaders()
         self._patch_collectives()
+
+    def _patch_shard_reduction(self) -> None:
+        """Observe FSDP2, if the program has imported it by now."""
+        from ddpcheck.agent.dispatcher import Dispatcher
+
+        if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
+            owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
+            self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
 
     def _watch_compiler(self) -> None:
         """Know when the program calls torch.compile, before anything is compiled."""

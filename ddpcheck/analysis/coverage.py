@@ -14,6 +14,7 @@ from ddpcheck.analysis.audit.judgement import SKIP_TEXTS, judge
 from ddpcheck.analysis.collectors.devices import DeviceCollector
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.report import Check
+from ddpcheck.analysis.sharding.collector import ShardReductionCollector
 from ddpcheck.analysis.sharding.mesh import parameters_of
 from ddpcheck.analysis.sharding.settings import (
     described_differently,
@@ -135,13 +136,24 @@ def _of_shards(attempt: Attempt) -> list[Check]:
             "differ" if differ else "agree",
             f"{ranks} ranks: hyperparameters, step counts, names, dtypes and shapes",
         ),
-        Check(
-            "reduction of sharded gradients",
-            0,
-            "not checked",
-            "FSDP does not show gradients before it reduces them",
-        ),
+        _shard_reductions(attempt),
     ]
+
+
+def _shard_reductions(attempt: Attempt) -> Check:
+    name = "reduction of sharded gradients"
+    results = list(attempt.collector(ShardReductionCollector).stats.values())
+    checked = sum(stats.checked for stats in results)
+    if not checked:
+        why = "only FSDP2 shows gradients before it reduces them"
+        return Check(name, 0, "not checked", why)
+    steps = len({step for stats in results for step in stats.steps})
+    parameters = len({parameter for stats in results for parameter in stats.parameters})
+    mismatches = sum(stats.mismatches for stats in results)
+    detail = f"{parameters} parameters at {counted(steps, 'step')}" + (
+        f", {mismatches} off" if mismatches else ""
+    )
+    return Check(name, checked, "differ" if mismatches else "agree", detail)
 
 
 def _captured(attempt: Attempt) -> list[Check]:

@@ -250,7 +250,7 @@ def mean_check(
     return check_parts(parts_of(local.values()), reduced, dtype, numel, divisor)
 
 
-def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: int) -> MeanCheckResult:
+def check_parts(parts: Parts, reduced: Packed, dtype: str, numel: int, divisor: float) -> MeanCheckResult:
     """`mean_check` for local gradients that are already summed."""
     number_format = _FORMATS[_COMPLEX.get(dtype, dtype)]
     reals = 2 * numel if dtype in _COMPLEX else numel
@@ -304,7 +304,7 @@ def _explains(
 
 
 def _check_value(
-    parts: Parts, reduced: Packed, number_format: _Format, reals: int, divisor: int
+    parts: Parts, reduced: Packed, number_format: _Format, reals: int, divisor: float
 ) -> MeanCheckResult:
     mean = parts.value / divisor
     encoding = parts.error / divisor + reduced.error
@@ -315,18 +315,18 @@ def _check_value(
 
 
 def _check_norm(
-    parts: Parts, reduced: Packed, number_format: _Format, reals: int, divisor: int
+    parts: Parts, reduced: Packed, number_format: _Format, reals: int, divisor: float
 ) -> MeanCheckResult:
     """The norm of a mean is at most the mean of the norms. This detects errors that random signs may cancel."""
     limit = parts.norm / divisor
     return MeanCheckResult(reduced.norm_low, limit + _rounding(parts, limit, number_format, reals, divisor))
 
 
-def _rounding(parts: Parts, reduced_norm: float, number_format: _Format, reals: int, divisor: int) -> float:
+def _rounding(parts: Parts, reduced_norm: float, number_format: _Format, reals: int, divisor: float) -> float:
     """The largest norm of the rounding errors of a scaled sum, for any order of additions."""
     total = parts.norm / divisor
     # Multiplying by a rounded 1/n adds two errors; a power of two adds none.
-    scaling = 0.0 if divisor & (divisor - 1) == 0 else 2 * total
+    scaling = 0.0 if math.frexp(divisor)[0] == 0.5 else 2 * total
     last = min(reduced_norm, total) if parts.ranks > 1 else 0.0
     growth = (1 + number_format.roundoff) ** (parts.ranks + 1)
     relative = number_format.roundoff * growth * (scaling + parts.partial / divisor + last)

@@ -7,6 +7,7 @@ from ddpcheck.analysis.allreduce.collector import MeanCheckStats, MeanMismatch
 from ddpcheck.analysis.allreduce.contributions import Contribution
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.sharding.collector import ReductionStats, ShardReductionCollector
 from ddpcheck.analysis.unwrapped.collector import ManualReductionCollector, ManualReductionStats
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
@@ -47,6 +48,11 @@ def find(context: RuleContext) -> list[Finding]:
             divergence is None or divergence.step > checks.contribution.last_step
         ):
             findings.append(_contribution_finding(context, module, checks, checks.contribution))
+    findings += [
+        _of_shards(context, stats, ranks, custom)
+        for (ranks, custom), stats in context.attempt.collector(ShardReductionCollector).stats.items()
+        if stats.wrong
+    ]
     by_hand = context.attempt.collector(ManualReductionCollector).stats
     return findings + [
         _sum_by_hand(context, module, stats) for module, stats in by_hand.items() if stats.sums > stats.means
@@ -175,6 +181,52 @@ def _contribution_finding(
         "the others."
         if found.missing
         else "Check the communication hook: it adds the gradients of that rank more than once.",
+    )
+
+
+def _of_shards(context: RuleContext, stats: ReductionStats, ranks: tuple[int, ...], custom: str) -> Finding:
+    """FSDP2's reduction: the shards that the ranks received, together, are not the mean of the local gradients."""
+    worst, (phrase, missing) = stats.worst(), stats.actual()
+    lossy = bool(custom) and not phrase and stats.worst_relative < _LARGEST_LOSSY_ERROR
+    source = f"the reduce-scatter of the job, {custom}," if custom else "the reduction itself"
+    step, name = worst.step, worst.parameter.name
+    evidence = {
+        "error": worst.outcome.error,
+        "bound": worst.outcome.bound,
+        "largest_relative_error": stats.worst_relative,
+        "reductions": {"checked": stats.checked, "off": stats.mismatches},
+        "reduce_scatter": custom,
+    }
+    if lossy:
+        message = (
+            f"{custom} loses precision: reduced shards deviate from the mean by up to "
+            f"{stats.worst_relative:.2g} of its norm."
+        )
+        cause, fix = "a compressing reduce-scatter", "Nothing, if you chose it for its speed."
+    else:
+        message = (
+            f"At step {step} the shards of the gradient of {name} that the ranks received are not the mean of the "
+            f"local gradients: the error is {worst.outcome.error:.3g}, and rounding explains at most "
+            f"{worst.outcome.bound:.3g}."
+        )
+        cause = f"{source} returned {phrase}" if phrase else source.removesuffix(",")
+        fix = (
+            "In the implementation that set_custom_reduce_scatter was given, reduce with the operation and the group "
+            "that are passed, and do not divide again."
+            if custom
+            else "Suspect the network or the memory of a rank."
+        )
+    return context.finding(
+        RULE,
+        message,
+        severity=Severity.NOTE if lossy else None,
+        step=step,
+        stage=Stage.REDUCED.value,
+        parameter=name,
+        ranks=ranks if missing is None else (missing,),
+        evidence=evidence,
+        cause=cause,
+        fix=fix,
     )
 
 
