@@ -71,7 +71,7 @@ IGNORED_NAMES = PrivateName(
 FIRST_BUCKET = PrivateName(
     "torch.distributed", "_DEFAULT_FIRST_BUCKET_BYTES", "the size of DDP's first bucket is not recorded"
 )
-GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", "nested backwards are taken as one")
+GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", "nested backwards are not recognised")
 ENGINE = PrivateName(
     "torch.autograd:Variable", "_execution_engine", "backwards, gradients and their AllReduce are not checked"
 )

@@ -168,6 +168,8 @@ class Dispatcher:
                 tracked.backward.drain()
             # Before the forward is counted: earlier changes belong to earlier backwards.
             self._emit_changes(tracked, self._read_at_forward(tracked))
+            if tracked.wrapper_changed:
+                self.context.emit(Probe.wrapper_changed, tracked)
             self.context.emit(Probe.before_forward, tracked)
             tracked.commit()
             if tracked.backward is not None:
@@ -256,6 +258,7 @@ class Dispatcher:
         else:
             self.context.emit(Probe.after_step, tracked)
             self.context.budget.step_done(tracked.index, tracked.steps)
+            self.context.step_done()
         tracked.steps += 1
         tracked.scaled, tracked.scale = False, None
         for module in tracked.modules:
