@@ -27,6 +27,7 @@ from ddpcheck.agent.unwrapped_tracker import UnwrappedTracker
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.kinds.modules import PYTHON_REDUCER
 
 _OPTIONS = (
     "find_unused_parameters",
@@ -114,6 +115,8 @@ class Dispatcher:
             options={name: given[name] for name in _OPTIONS if name in given},
             where=user_callsite(),
         )
+        if torch_compat.takes_python_reducer():
+            tracked.options[PYTHON_REDUCER] = True
         weakref.finalize(ddp, self._on_released, tracked).atexit = False
         self._modules[id(ddp)] = tracked
         self._in_order.append(tracked)
