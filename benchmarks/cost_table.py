@@ -1,4 +1,4 @@
-"""The table of step times in docs/cost.md and README.md, between two comments. Not a benchmark: step_time.py writes it."""
+"""The table of step times in docs/cost.md and README.md, between two comments. step_time.py writes it."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ import torch
 TRITON_TYPES = frozenset({"cuda", "xpu"})
 # The device type of NCCL, and of RCCL under ROCm.
 _NCCL_TYPE = "cuda"
+# Threads of a warp where the properties of a device do not say.
+_WARP = 32
 # The methods of `nn.Module` that copy it to a device, beside `to`.
 COPYING_METHODS = ("cuda", "xpu")
 # Types of memory that no device API belongs to.
@@ -171,12 +173,16 @@ class DeviceApi:
         generator: torch.Generator = generators[index]
         return generator
 
-    def identity(self, device: torch.device) -> DeviceIdentity:
-        """Name, UUID and PCI id of a device that the job uses."""
-        properties: Any = None
+    def properties(self, device: torch.device) -> Any:
+        """What torch knows of a device that the job uses; None if nothing."""
         if self.initialized() and hasattr(self._module, "get_device_properties"):
             with suppress(RuntimeError, AssertionError, NotImplementedError):
-                properties = self._module.get_device_properties(self.index(device))
+                return self._module.get_device_properties(self.index(device))
+        return None
+
+    def identity(self, device: torch.device) -> DeviceIdentity:
+        """Name, UUID and PCI id of a device that the job uses."""
+        properties = self.properties(device)
         uuid = str(getattr(properties, "uuid", "") or "").lower()
         for prefix in ("gpu-", "mig-"):
             uuid = uuid.removeprefix(prefix)
@@ -315,6 +321,13 @@ def nccl_version() -> str:
 def takes_register_limit(device: torch.device) -> bool:
     """Whether the compiler of the device takes a limit of registers per thread: ptxas does, that of ROCm does not."""
     return device.type == _NCCL_TYPE and torch.version.hip is None
+
+
+def warp_size(device: torch.device) -> int:
+    """Threads that execute together: 32, and 64 on AMD's accelerators."""
+    api = api_of(device)
+    properties = None if api is None else api.properties(device)
+    return int(getattr(properties, "warp_size", 0) or _WARP)
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:

@@ -31,14 +31,15 @@ class OwnClock(Protocol):
 class EntryPoint:
     """One entry point from the user's program into ddpcheck. Tests replace `body` to make it fail."""
 
-    __slots__ = ("body", "name", "ns", "probe")
+    __slots__ = ("always_timed", "body", "name", "ns", "probe")
 
     def __init__(self, probe: str, name: str, body: Callable[..., Any]) -> None:
         self.probe = probe
         self.name = name
         self.body = body
-        # Nanoseconds spent in it, where its caller counts them.
+        # Nanoseconds spent in it, where its caller counts them; an estimate unless it is timed at each call.
         self.ns = 0
+        self.always_timed = False
 
 
 class Guard:

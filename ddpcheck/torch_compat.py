@@ -68,13 +68,19 @@ DIVIDE_BY_INITIAL = PrivateName(
 PYTHON_REDUCER = PrivateName(
     _DDP, "_use_python_reducer", "gradients of a reducer in Python are read after their reduction", True, True
 )
+OPTIMIZE_DDP = PrivateName(
+    "torch._dynamo.utils",
+    "get_optimize_ddp_mode",
+    "it is not said why gradients that a compiled backward reduces are not checked",
+    optional=True,
+)
 IGNORED_NAMES = PrivateName(
     "torch.nn:Module", "_ddp_params_and_buffers_to_ignore", "ignored tensors are compared", True, True
 )
 FIRST_BUCKET = PrivateName(
     "torch.distributed", "_DEFAULT_FIRST_BUCKET_BYTES", "the size of DDP's first bucket is not recorded"
 )
-GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", "nested backwards are taken as one")
+GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", "nested backwards are not recognised")
 ENGINE = PrivateName(
     "torch.autograd:Variable", "_execution_engine", "backwards, gradients and their AllReduce are not checked"
 )
@@ -535,6 +541,15 @@ def compiles_autograd() -> bool:
     """Whether torch compiles a backward that starts now, and traces the hooks of parameters."""
     # Asked at every backward, and most jobs never import the compiler of backwards.
     return COMPILED_AUTOGRAD.owner in sys.modules and bool(lookup(COMPILED_AUTOGRAD))
+
+
+def takes_python_reducer() -> bool:
+    """Whether DDP would now be constructed with the reducer for compiled backwards."""
+    mode = lookup(OPTIMIZE_DDP)
+    try:
+        return mode is not None and mode() == "python_reducer"
+    except (ValueError, AssertionError):
+        return False  # a setting that DDP refuses too
 
 
 def may_compile_autograd() -> bool:

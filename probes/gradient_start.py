@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.state import GradientStart, GradientStartRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import TrackedModule
+    from ddpcheck.agent.tracked_module import Slot, TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 # Parameters that are read, evenly spread: gradients are cleared for all parameters of an optimizer or for none.
@@ -26,19 +26,27 @@ MOST_SAMPLES = 4
 _SAMPLE_BYTES = 64
 # Bounds the records of a job that clears its gradients now and then.
 MOST_RECORDS = 256
-# In place of a gradient that does not exist.
-_NONE = (0, 0)
+
+
+class GradientIdentities(NamedTuple):
+    """Objects and versions of some gradients, 0 for those that do not exist; no versions: none exists."""
+
+    objects: list[int]
+    versions: list[int]
+
+
+_NO_GRADIENTS = GradientIdentities([], [])
 
 
 class TrackedGradients:
     """Samples of the gradients of one module."""
 
     def __init__(self) -> None:
-        self.indices: list[int] = []
-        # What the indices were chosen for.
-        self.signature: tuple[Any, ...] = ()
-        # Identity and version of each gradient after the last step; None: not known, or a backward has begun since.
-        self.after_step: list[tuple[int, int]] | None = None
+        # Where the sampled parameters are, and by optimizer what they were chosen for.
+        self.slots: list[Slot] = []
+        self.signatures: dict[int, tuple[int, ...]] = {}
+        # Of each gradient after the last step; None: not known, or a backward has begun since.
+        self.after_step: GradientIdentities | None = None
         self.found = GradientStart.CLEARED
         self.where = ""
         self.written = GradientStart.CLEARED
@@ -56,30 +64,33 @@ class GradientStartProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._tracked: dict[int, tuple[TrackedModule, TrackedGradients]] = {}
+        # By module.
+        self._known: dict[int, TrackedGradients] = {}
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         for tracked in optimizer.modules:
-            known = self._tracked.get(tracked.index)
+            known = self._known.get(tracked.index)
             if known is None:
-                known = self._tracked[tracked.index] = tracked, TrackedGradients()
-            _choose(tracked, known[1])
-            known[1].after_step = _identities(_gradients(tracked, known[1]))
+                known = self._known[tracked.index] = TrackedGradients()
+            # The same object as long as the parameters of the optimizer and of all modules are the same.
+            if known.signatures.get(optimizer.index) is not optimizer.signature:
+                known.signatures[optimizer.index] = optimizer.signature
+                known.slots = _choose(tracked)
+            known.after_step = _identities(_gradients(known.slots))
 
     step_skipped = after_step
 
     def backward_called(self, root: Any = None) -> None:
-        for tracked, known in self._tracked.values():
+        for known in self._known.values():
             if known.after_step is not None:
-                known.found = _start(tracked, known, known.after_step)
+                known.found = _start(_gradients(known.slots), known.after_step)
                 if known.found is not known.written:
                     known.where = user_callsite()
 
     def backward_begun(self, tracked: TrackedModule) -> None:
-        entry = self._tracked.get(tracked.index)
-        if entry is None or entry[1].after_step is None:
+        known = self._known.get(tracked.index)
+        if known is None or known.after_step is None:
             return
-        known = entry[1]
         known.after_step = None
         if known.found is known.written or known.records >= MOST_RECORDS:
             return
@@ -93,50 +104,44 @@ class GradientStartProbe(Probe):
     unsynced_backward_begun = backward_begun
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
-        self._tracked.pop(tracked.index, None)
+        self._known.pop(tracked.index, None)
 
 
-def _choose(tracked: TrackedModule, known: TrackedGradients) -> None:
+def _choose(tracked: TrackedModule) -> list[Slot]:
     """Sample parameters that optimizers step: no one clears the gradients of others."""
-    signature = (tracked.revision, *map(len, tracked.owners.values()))
-    if signature == known.signature:
-        return
-    known.signature = signature
     owned = sorted(set().union(*tracked.owners.values())) if tracked.owners else []
     count = min(MOST_SAMPLES, len(owned))
-    known.indices = [owned[number * len(owned) // count] for number in range(count)]
+    indices = [owned[number * len(owned) // count] for number in range(count)]
+    return [tracked.parameters[index] for index in indices if index < len(tracked.parameters)]
 
 
-def _gradients(tracked: TrackedModule, known: TrackedGradients) -> list[torch.Tensor | None]:
-    slots = tracked.parameters
+def _gradients(slots: list[Slot]) -> list[torch.Tensor | None]:
     try:
-        return [slot.holder[slot.key].grad for slot in [slots[index] for index in known.indices]]
-    except (IndexError, KeyError, AttributeError):
+        return [slot.holder[slot.key].grad for slot in slots]
+    except (KeyError, AttributeError):
         # The program took a parameter out of its module.
-        return [None] * len(known.indices)
+        return [None] * len(slots)
 
 
-def _identities(gradients: Sequence[torch.Tensor | None]) -> list[tuple[int, int]]:
-    """Object and version of each gradient; there is none without a gradient."""
+def _identities(gradients: Sequence[torch.Tensor | None]) -> GradientIdentities:
     if _all_none(gradients):
-        return [_NONE] * len(gradients)
-    return list(zip(map(id, gradients), torch_compat.tensor_versions(gradients), strict=True))
+        return _NO_GRADIENTS
+    return GradientIdentities(list(map(id, gradients)), torch_compat.tensor_versions(gradients))
 
 
 def _all_none(gradients: Sequence[torch.Tensor | None]) -> bool:
     # Not `count`, which compares tensors.
-    return all(map(operator.is_, gradients, itertools.repeat(None)))
+    return not any(map(operator.is_not, gradients, itertools.repeat(None)))
 
 
-def _start(
-    tracked: TrackedModule, known: TrackedGradients, after_step: Sequence[tuple[int, int]]
-) -> GradientStart:
-    gradients = _gradients(tracked, known)
-    if _all_none(gradients):
+def _start(gradients: list[torch.Tensor | None], after_step: GradientIdentities) -> GradientStart:
+    if after_step is _NO_GRADIENTS or _all_none(gradients):
         return GradientStart.CLEARED
+    now = _identities(gradients)
+    same = map(operator.eq, zip(*now, strict=True), zip(*after_step, strict=True))
     old = [
-        gradient is not None and now == before and not _is_zero(gradient)
-        for gradient, now, before in zip(gradients, _identities(gradients), after_step, strict=True)
+        gradient is not None and unchanged and not _is_zero(gradient)
+        for gradient, unchanged in zip(gradients, same, strict=False)
     ]
     if not any(old):
         return GradientStart.CLEARED

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.device_api import on_device
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.records.kinds.modules import LossRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 
@@ -40,27 +40,17 @@ class LossProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._depth = 0
         self._scalars: list[Scalar | None] = []
         self._pending: deque[StepLoss] = deque()
         self._rows: list[tuple[int, int, float | None]] = []
         self._written = perf_counter_ns()
 
-    def before_forward(self, tracked: TrackedModule) -> None:
-        # A backward that raised never returned.
-        self._depth = 0
-
     def backward_called(self, root: Any = None) -> None:
-        self._depth += 1
         # Bounds the list in a job that calls backward and never steps.
-        if self._depth == 1 and len(self._scalars) < 1 << 16:
+        if not torch_compat.in_backward() and len(self._scalars) < 1 << 16:
             self._scalars.append(read_scalar(root))
 
-    def backward_returned(self) -> None:
-        self._depth = max(0, self._depth - 1)
-
     def before_step(self, optimizer: TrackedOptimizer) -> None:
-        self._depth = 0
         scalars, self._scalars = self._scalars, []
         if not scalars:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -43,6 +43,8 @@ class MemoryProbe(Probe):
     """Reads counters of the system and of torch's allocator; never waits for a device."""
 
     name = "memory"
+    # Before the steps at which parts are measured.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"before_step"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -89,6 +91,12 @@ class MemoryProbe(Probe):
                 self.context.write(parts)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
+        if optimizer.steps + 1 in PARTS_AT:
+            self.context.stop_calling(self, Probe.before_step)
+            self.context.call(self, Probe.before_step)
+        elif optimizer.steps - 1 in PARTS_AT and optimizer.steps not in PARTS_AT:
+            # Not directly after the step: another optimizer may follow in the same iteration.
+            self.context.stop_calling(self, Probe.before_step)
         if self._counting is None:
             self._counting = optimizer.index
         if optimizer.index != self._counting or optimizer.steps % self.context.config.every:

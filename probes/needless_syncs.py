@@ -46,7 +46,16 @@ class NeedlessSyncsProbe(Probe):
 
     name = "needless_syncs"
     on_demand: ClassVar[frozenset[str]] = frozenset(
-        {"forward_computed", "after_forward", "gradients_reduced"}
+        {
+            # For modules whose unused parameters DDP searches for.
+            "forward_computed",
+            "after_forward",
+            "gradients_reduced",
+            # From the first forward in evaluation mode on.
+            "buffers_synced",
+            "backward_begun",
+            "unsynced_backward_begun",
+        }
     )
 
     def __init__(self, context: ProbeContext) -> None:
@@ -56,6 +65,8 @@ class NeedlessSyncsProbe(Probe):
         self._main: int | None = None
         self._waits: HostWaits | None = None
         self._waits_over = False
+        # Whether there are searches, and whether there were evaluations.
+        self._searches = self._evaluates = False
 
     def after_wrap(self, tracked: TrackedModule) -> None:
         if tracked.role is not ModuleRole.DDP:
@@ -63,7 +74,10 @@ class NeedlessSyncsProbe(Probe):
         self._modules[tracked.index] = tracked, ModuleSyncs()
         ddp: Any = tracked.ddp()
         if getattr(ddp, "find_unused_parameters", False) and not getattr(ddp, "static_graph", False):
-            self.context.call(self, Probe.forward_computed, Probe.after_forward, Probe.gradients_reduced)
+            if not self._searches:
+                self.context.call(self, Probe.forward_computed, Probe.after_forward, Probe.gradients_reduced)
+            self._searches = True
+            self._call_after_steps()
 
     # Forwards in evaluation mode with gradients.
 
@@ -80,6 +94,12 @@ class NeedlessSyncsProbe(Probe):
         ddp = tracked.ddp()
         if ddp is not None and not ddp.training:
             syncs.begun = self.context.job_ns()
+            if not self._evaluates:
+                self._evaluates = True
+                self._call_after_steps()
+                self.context.call(
+                    self, Probe.buffers_synced, Probe.backward_begun, Probe.unsynced_backward_begun
+                )
 
     def buffers_synced(self, tracked: TrackedModule) -> None:
         entry = self._modules.get(tracked.index)
@@ -138,10 +158,22 @@ class NeedlessSyncsProbe(Probe):
                 self._end_waits()
         for tracked in optimizer.modules:
             self._write_at_intervals(tracked)
+        if self._waits_over and not (self._searches or self._evaluates):
+            self._after_steps = False
+            self.context.stop_calling(self, Probe.after_step)
+
+    # Whether `after_step` is called: most jobs have nothing to count when the waits are over.
+    _after_steps = True
+
+    def _call_after_steps(self) -> None:
+        if not self._after_steps:
+            self._after_steps = True
+            self.context.call(self, Probe.after_step)
 
     def _end_waits(self) -> None:
         waits, self._waits = self._waits, None
         self._waits_over = True
+        self.context.stop_calling(self, Probe.before_step)
         if waits is not None:
             waits.end()
             # It began inside of step `first`, which is not complete.

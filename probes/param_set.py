@@ -38,6 +38,14 @@ class ParamSetProbe(Probe):
         self._joined: set[int] = set()
         self._hooks: dict[int, int] = {}
 
+    def wrapper_changed(self, tracked: TrackedModule) -> None:
+        if tracked.joined and tracked.index not in self._joined:
+            self._joined.add(tracked.index)
+            self.context.write(JoinRecord(tracked.index, tracked.steps))
+        for name in tracked.comm_hooks[self._hooks.get(tracked.index, 0) :]:
+            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
+        self._hooks[tracked.index] = len(tracked.comm_hooks)
+
     def parameters_changed(self, tracked: TrackedModule, changes: list[ParamSetChange]) -> None:
         if self._written > MAX_CHANGES:
             return
@@ -53,14 +61,6 @@ class ParamSetProbe(Probe):
 
     def module_used(self, tracked: TrackedModule, evidence: list[str]) -> None:
         self.context.write(ModuleUseRecord(tracked.index, evidence))
-
-    def before_forward(self, tracked: TrackedModule) -> None:
-        if tracked.joined and tracked.index not in self._joined:
-            self._joined.add(tracked.index)
-            self.context.write(JoinRecord(tracked.index, tracked.steps))
-        for name in tracked.comm_hooks[self._hooks.get(tracked.index, 0) :]:
-            self.context.write(CommHookRecord(tracked.index, name, tracked.steps))
-        self._hooks[tracked.index] = len(tracked.comm_hooks)
 
 
 class IgnoredProbe(Probe):

@@ -158,6 +158,10 @@ class Probe:
         """The list of the module's tensors was renewed. Emitted before the event in which it was noticed."""
 
     @event
+    def wrapper_changed(self, tracked: TrackedModule) -> None:
+        """A forward begins, and since the last one `join()` or a communication hook of the module came into use."""
+
+    @event
     def before_forward(self, tracked: TrackedModule) -> None:
         """A training forward through the wrapper starts."""
 

@@ -69,6 +69,14 @@ class RestoreProbe(Probe):
         self._optimizers: set[int] = set()
         self._stepped = (0, 0)
         self._pending: list[PendingComparison] = []
+        # Most jobs load nothing: then these events are left out, until something is loaded.
+        self._watches = True
+        CHECKPOINTS.on_loaded = self._loaded
+
+    def _loaded(self) -> None:
+        if not self._watches:
+            self._watches = True
+            self.context.call(self, Probe.before_forward, Probe.optimizer_stepped)
 
     def before_forward(self, tracked: TrackedModule) -> None:
         if self._seen.get(tracked.index) == CHECKPOINTS.loads:
@@ -249,6 +257,10 @@ class RestoreProbe(Probe):
         self, optimizer: torch.optim.Optimizer, signature: tuple[int, ...], modules: object
     ) -> None:
         """An optimizer that steps uses the state that was loaded into it."""
+        if not CHECKPOINTS.loads:
+            self._watches = False
+            self.context.stop_calling(self, Probe.before_forward, Probe.optimizer_stepped)
+            return
         key = (id(optimizer), len(CHECKPOINTS.optimizers))
         if key == self._stepped:
             return

@@ -13,7 +13,7 @@ import weakref
 from array import array
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpcheck import torch_compat
 from ddpcheck.privacy import mask_text
@@ -90,11 +90,14 @@ class ResumedDataProbe(Probe):
     """Follows the passes over the loader that feeds the training."""
 
     name = "resumed_data"
+    # Once a data loader was used.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"forward_inputs"})
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._passes: weakref.WeakKeyDictionary[Any, DataPass] = weakref.WeakKeyDictionary()
         self._received: weakref.ref[Any] | None = None
+        self._uses_loader = False
         self._current: DataPass | None = None
         self._finished: deque[tuple[int | None, str]] = deque(maxlen=MOST_HEADS)
         self._finished_count = 0
@@ -117,6 +120,9 @@ class ResumedDataProbe(Probe):
 
     def batch_received(self, iterator: Any) -> None:
         self._received = weakref.ref(iterator)
+        if not self._uses_loader:
+            self._uses_loader = True
+            self.context.call(self, Probe.forward_inputs)
 
     def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A training forward uses the last batch: it belongs to the pass that is trained on."""

@@ -75,7 +75,6 @@ class StepTimingProbe(Probe):
         self._modules: list[TrackedModule] = []
         # Loaders may be read by other threads than the training thread: those do not delay the step.
         self._thread = 0
-        self._backwards = 0
         # The optimizer whose steps are counted, and how often others have stepped since.
         self._main: int | None = None
         self._others: dict[int, int] = {}
@@ -127,7 +126,6 @@ class StepTimingProbe(Probe):
 
     def before_forward(self, tracked: TrackedModule) -> None:
         self._thread = get_ident()
-        self._backwards = 0
         self._host.count_batches()
         now = self.context.job_ns()
         self._host.begin(FORWARD, now)
@@ -148,12 +146,11 @@ class StepTimingProbe(Probe):
 
     def backward_called(self, root: Any = None) -> None:
         """Reentrant checkpointing calls backward inside backward: only the outermost counts."""
-        self._backwards += 1
-        if self._backwards == 1:
+        if not torch_compat.in_backward():
             self._begin(BACKWARD)
 
     def backward_begins(self, root: Any = None) -> None:
-        if self._backwards == 1:
+        if not torch_compat.in_backward():
             self._begin_on_device(BACKWARD)
 
     def backward_begun(self, tracked: TrackedModule) -> None:
@@ -178,8 +175,7 @@ class StepTimingProbe(Probe):
         self._own_begins()
 
     def backward_returned(self) -> None:
-        self._backwards = max(0, self._backwards - 1)
-        if self._backwards == 0:
+        if not torch_compat.in_backward():
             self._end(BACKWARD)
 
     def before_step(self, optimizer: TrackedOptimizer) -> None:
@@ -231,7 +227,6 @@ class StepTimingProbe(Probe):
         return True
 
     def _close(self, step: int) -> None:
-        self._backwards = 0
         now = self.context.job_ns()
         row = self._host.close(step, now, self.context.own_ns, self._counters.of_step(now))
         events = self._device.close() if self._device is not None else None

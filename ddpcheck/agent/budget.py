@@ -257,7 +257,11 @@ class Budget:
             return
         spent = {name: (ns - since.spent.get(name, 0)) // 1000 for name, ns in self._spent.probe_ns().items()}
         own = (self._spent.own_ns - since.own) // 1000
-        spent["agent"] = max(0, own - sum(spent.values()))
+        total = sum(spent.values())
+        if total > own:
+            # Times of some probes are estimates.
+            spent = {name: us * own // total for name, us in spent.items()}
+        spent["agent"] = max(0, own - total)
         self._write(
             CostRecord(
                 step=since.first_step,

@@ -29,6 +29,7 @@ from ddpcheck.guard import GUARD
 from ddpcheck.probes.digest.device_copy import copy_to_host
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.kinds.modules import PYTHON_REDUCER
 
 _OPTIONS = (
     "find_unused_parameters",
@@ -120,6 +121,8 @@ class Dispatcher:
             options={name: given[name] for name in _OPTIONS if name in given},
             where=user_callsite(),
         )
+        if torch_compat.takes_python_reducer():
+            tracked.options[PYTHON_REDUCER] = True
         weakref.finalize(ddp, self._on_released, tracked).atexit = False
         self._modules[id(ddp)] = tracked
         self._in_order.append(tracked)
@@ -174,6 +177,8 @@ class Dispatcher:
                 tracked.backward.drain()
             # Before the forward is counted: earlier changes belong to earlier backwards.
             self._emit_changes(tracked, self._read_at_forward(tracked))
+            if tracked.wrapper_changed:
+                self.context.emit(Probe.wrapper_changed, tracked)
             self.context.emit(Probe.before_forward, tracked)
             tracked.commit()
             if tracked.backward is not None:
@@ -281,6 +286,7 @@ class Dispatcher:
         else:
             self.context.emit(Probe.after_step, tracked)
             self.context.budget.step_done(tracked.index, tracked.steps)
+            self.context.step_done()
         tracked.steps += 1
         tracked.scaled, tracked.scale = False, None
         for module in tracked.modules:

@@ -37,6 +37,7 @@ class Agent:
         self._dispatcher: Any = None
         self._ddp_init: Any = None
         self._training_patched = False
+        self._searches_patched = False
         self._group_destroyed = False
         self._thread_watched = False
         # Removed when the program calls torch.compile, which recognises collectives by identity.
@@ -121,6 +122,8 @@ class Agent:
         CHECKPOINTS.patch_formats()
         self._dispatcher.after_wrap(*args, **kwargs)
         self._patch_training()
+        if getattr(args[0], "find_unused_parameters", False):
+            self._patch_searches()
         if not self._thread_watched and training_thread.runs_in_worker_of_ray():
             self._thread_watched = True
             training_thread.watch_end(
@@ -162,12 +165,12 @@ class Agent:
         pre_forward = torch_compat.lookup(torch_compat.PRE_FORWARD) is not None
         forward = torch_compat.PRE_FORWARD.name if pre_forward else "forward"
         self._observe(DistributedDataParallel, forward, before=Dispatcher.before_forward)
-        for private, before, after in (
-            (torch_compat.SYNC_BUFFERS, None, Dispatcher.buffers_synced),
-            (torch_compat.POST_FORWARD, Dispatcher.forward_computed, Dispatcher.after_forward),
+        for private, after in (
+            (torch_compat.SYNC_BUFFERS, Dispatcher.buffers_synced),
+            (torch_compat.POST_FORWARD, Dispatcher.after_forward),
         ):
             if torch_compat.lookup(private) is not None:
-                self._observe(DistributedDataParallel, private.name, before, after)
+                self._observe(DistributedDataParallel, private.name, after=after)
         self._observe(DistributedDataParallel, "no_sync", before=Dispatcher.no_sync_called)
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
         if scaler is not None:
@@ -182,6 +185,19 @@ class Agent:
         if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
+
+
+    def _patch_searches(self) -> None:
+        """Observe where DDP begins to search for unused parameters. Called once there is a module that does."""
+        if self._searches_patched or torch_compat.lookup(torch_compat.POST_FORWARD) is None:
+            return
+        self._searches_patched = True
+        from torch.nn.parallel.distributed import DistributedDataParallel
+
+        from ddpcheck.agent.dispatcher import Dispatcher
+
+        name = torch_compat.POST_FORWARD.name
+        self._observe(DistributedDataParallel, name, before=Dispatcher.forward_computed, on_top=True)
 
     def _watch_compiler(self) -> None:
         """Know when the program calls torch.compile, before anything is compiled."""
@@ -254,6 +270,7 @@ class Agent:
         name: str,
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
+        on_top: bool = False,
     ) -> None:
         def make(original: Any) -> Any:
             wrapper = calling(
@@ -264,7 +281,7 @@ class Agent:
             skip_frame(wrapper)
             return wrapper
 
-        self._patches.replace(owner, name, make)
+        self._patches.replace(owner, name, make, on_top=on_top)
 
     def _guarded(self, method: Callable[..., None]) -> Any:
         """A guarded call of the current dispatcher's `method`; its result never reaches the caller."""

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import profiler
 
 from ddpcheck import torch_compat
-from ddpcheck.agent.budget import Budget
+from ddpcheck.agent.budget import REQUESTED, Budget
 from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, join_exchange
@@ -39,6 +39,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SPAN_NAME = "ddpcheck"
+# Handlers on which the budget does not depend are timed at every step at first, and then at every n-th, as estimates:
+# to read the clock takes as long as many of them. An odd number, since rare work is done at multiples of powers of two.
+TIMED_STEPS, TIMED_EVERY = 64, 9
 
 
 def in_profiler_span(entry: Callable[..., R]) -> Callable[..., R]:
@@ -69,6 +72,9 @@ class RankContext:
         # Counted by the guard and by `emit`.
         self.own_ns = 0
         self.entered = 0
+        # Steps so far, and how many steps the times of the current one stand for; 0: only what is always timed is.
+        self._steps = 0
+        self._weight = 1
         self._writer = _open_writer(
             Path(config.run_dir),
             self.rank,
@@ -142,6 +148,7 @@ class RankContext:
         if self.config.profile and probe.phase is not Phase.PROFILER:
             handler = in_profiler_span(handler)
         entry = GUARD.register(probe.name, name, handler)
+        entry.always_timed = name in probe.budget_items or probe.name in REQUESTED
         self._entries[probe.name].append(entry)
         if name in probe.budget_items:
             self._item_entries[probe.budget_items[name]].append(entry)
@@ -149,7 +156,10 @@ class RankContext:
         self._handlers[event] = [*self._handlers[event], entry]
 
     def probe_ns(self) -> dict[str, int]:
-        """Nanoseconds that each probe has taken on the training thread; the rest of `own_ns` is the agent's."""
+        """Nanoseconds that each probe has taken on the training thread; the rest of `own_ns` is the agent's.
+
+        In part estimated from some steps.
+        """
         return {probe: sum(entry.ns for entry in entries) for probe, entries in self._entries.items()}
 
     def item_ns(self) -> list[int]:
@@ -218,21 +228,23 @@ class RankContext:
         called = self._handlers[event]
         if not called:
             return
-        began = perf_counter_ns()
         entered = 0
         if not self.entered:
-            self.entered = entered = began
-        off = GUARD.off
+            self.entered = entered = perf_counter_ns()
+        off, weight = GUARD.off, self._weight
         handlers = iter(called)
         while True:
             try:
                 for entry in handlers:
                     if off and entry.probe in off:
                         continue
-                    entry.body(*args)
-                    now = perf_counter_ns()
-                    entry.ns += now - began
-                    began = now
+                    if weight or entry.always_timed:
+                        began = perf_counter_ns()
+                        entry.body(*args)
+                        spent = perf_counter_ns() - began
+                        entry.ns += spent if entry.always_timed else weight * spent
+                    else:
+                        entry.body(*args)
                 break
             except Exception as error:
                 # Continues with the handler after this one.
@@ -240,6 +252,12 @@ class RankContext:
         if entered:
             self.own_ns += perf_counter_ns() - entered
             self.entered = 0
+
+    def step_done(self) -> None:
+        """An optimizer of the job has stepped."""
+        self._steps += 1
+        if self._steps >= TIMED_STEPS:
+            self._weight = 0 if self._steps % TIMED_EVERY else TIMED_EVERY
 
     def write(self, record: Record) -> None:
         self._writer.write(record)

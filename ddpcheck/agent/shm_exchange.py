@@ -343,4 +343,4 @@ def request_stacks(path: Path, number: int) -> None:
 
 
 def _checksum(key: bytes, root: bytes, flags: int) -> int:
-    return zlib.crc32(root, zlib.crc32(key)) ^ flags
+    return zlib.crc32(key + root) ^ flags

@@ -103,6 +103,8 @@ class TrackedModule:
     steps: int = 0
     stepped: bool = False
     joined: bool = False
+    # Whether `joined` or `comm_hooks` changed at the latest forward.
+    wrapper_changed: bool = False
     # Names of the communication hooks, in the order of registration.
     comm_hooks: list[str] = field(default_factory=list)
     # Whether a communication hook may write to gradients before the backward ends, as one with an optimizer does.
@@ -208,19 +210,25 @@ class TrackedModule:
 
     def refresh_at_forward(self) -> list[ParamSetChange] | None:
         """The same, and read what the user has set on DDP's wrapper since the last forward."""
-        self._refresh_wrapper()
+        self.wrapper_changed = self._refresh_wrapper()
         return self.refresh()
 
-    def _refresh_wrapper(self) -> None:
+    def _refresh_wrapper(self) -> bool:
+        """Whether anything has changed."""
         ddp = self.ddp()
-        if not self.joined and getattr(torch_compat.read(torch_compat.JOIN_CONFIG, ddp), "enable", False):
-            self.joined = True
+        begins_to_join = not self.joined and getattr(
+            torch_compat.read(torch_compat.JOIN_CONFIG, ddp), "enable", False
+        )
         hooks = torch_compat.read(torch_compat.COMM_HOOKS, ddp, ())
+        if not begins_to_join and len(hooks) == len(self.comm_hooks):
+            return False
+        self.joined = self.joined or begins_to_join
         for hook, _ in hooks[len(self.comm_hooks) :]:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             self.comm_hooks.append(name)
             self.uses_local_sgd |= LOCAL_SGD_HOOK in name
             self.comm_hook_may_write |= not _writes_buckets_only(hook)
+        return True
 
     @property
     def changes_since_wrapping(self) -> int:

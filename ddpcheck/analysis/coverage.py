@@ -28,6 +28,7 @@ from ddpcheck.analysis.step_coverage.text import optimizer_text, reasons_text
 from ddpcheck.analysis.timeseries.model import EnvironmentRow, EnvironmentValue
 from ddpcheck.formatting import counted
 from ddpcheck.records.kinds.digests import Stage, TensorKind
+from ddpcheck.records.kinds.modules import PYTHON_REDUCER
 from ddpcheck.records.kinds.rank import DeviceRecord
 
 _COMPARISONS = (
@@ -284,7 +285,7 @@ def _means(attempt: Attempt) -> Check:
     results = attempt.gradients.stats
     checked = sum(stats.checked for stats in results.values())
     if not checked:
-        return Check(name, 0, "not checked", _why_not(attempt, Stage.APPLIED))
+        return Check(name, 0, "not checked", _why_no_means(attempt))
     mismatches = sum(stats.mismatches for stats in results.values())
     tensors = sum(_tensors(attempt, module, TensorKind.PARAMETERS) for module in results)
     detail = f"{checked} backwards x {attempt.world_size} ranks, {tensors} parameters"
@@ -294,6 +295,15 @@ def _means(attempt: Attempt) -> Check:
         "differ" if mismatches else "agree",
         detail + (f", {mismatches} off" if mismatches else "") + _beside_graphs(attempt),
     )
+
+
+def _why_no_means(attempt: Attempt) -> str:
+    modules = [
+        rank.latest[module] for module in attempt.modules() for rank in attempt.of_module(module).values()
+    ]
+    if any(PYTHON_REDUCER in module.options for module in modules):
+        return "a compiled backward reduces gradients itself (Python reducer), where no hook sees them"
+    return _why_not(attempt, Stage.APPLIED)
 
 
 def _hyper(attempt: Attempt) -> Check:

@@ -171,6 +171,8 @@ class CheckpointTracker:
         self._stored: dict[int, StoredTensor] = {}
         # Called after a checkpoint was saved, with the path and the kinds of its states.
         self.on_saved: Callable[[str, set[StateKind]], None] | None = None
+        # Called after anything was loaded.
+        self.on_loaded: Callable[[], None] | None = None
         GUARD.early.add("checkpoints")
 
     def install(self) -> None:
@@ -313,14 +315,19 @@ class CheckpointTracker:
         ]
         file = next(iter(sources.values())).file
         self.modules.append(ModuleLoad(file, user_callsite(), loaded, misnamed))
-        self.loads += 1
+        self._count_load()
 
     def _optimizer_loaded(self, optimizer: torch.optim.Optimizer, state_dict: Any, *_: Any) -> None:
         if self._off or len(self.optimizers) >= MOST_OPTIMIZER_LOADS or not isinstance(state_dict, dict):
             return
         contents = OptimizerContents(state_dict)
         self.optimizers.append(OptimizerLoad(optimizer, contents, len(self.files)))
+        self._count_load()
+
+    def _count_load(self) -> None:
         self.loads += 1
+        if self.on_loaded is not None:
+            self.on_loaded()
 
 
 def _with_nested(state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:

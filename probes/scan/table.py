@@ -90,7 +90,8 @@ class ListSignature:
                 if not self._moved(tensors):
                     return None
                 self._addresses = addresses
-            return addresses
+            # The same object while nothing moves.
+            return self._addresses
         except RuntimeError:
             return None  # sparse, nested, …: such lists are rare, and are made anew each time
 

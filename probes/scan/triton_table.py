@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ddpcheck.device_api import takes_register_limit
+from ddpcheck.device_api import takes_register_limit, warp_size
 from ddpcheck.probes.digest.multilinear_torch import word_keys
 from ddpcheck.probes.scan.device_kernels import MAX_DIMS, KernelTable, Kind, ResultField, RowField
 from ddpcheck.records.sketch_signs import (
@@ -36,8 +36,9 @@ TILES = 32
 # Programs that the second launch adds up at once.
 AT_ONCE = 128
 COLUMNS = len(ResultField)
-# Four words per thread and tile: fewer registers than with more of them, so more programs at a time.
-WARPS = 8
+# Four words per thread and tile, which are one load of 128 bits: with more of them a thread needs more registers, so
+# fewer programs run at a time.
+THREADS = BLOCK_WORDS // 4
 # On NVIDIA GPUs three programs then fit on a multiprocessor instead of two, and no register is spilled.
 MOST_REGISTERS = 80
 ALL_KINDS = sum(1 << kind for kind in Kind)
@@ -556,6 +557,7 @@ class TritonKernel:
 
     def __init__(self, device: torch.device) -> None:
         self._options = {"maxnreg": MOST_REGISTERS} if takes_register_limit(device) else {}
+        self._warps = THREADS // warp_size(device)
         self._keys = word_keys(device)
         self._signs = sign_words(device)
 
@@ -575,7 +577,7 @@ class TritonKernel:
                 parts,
                 KINDS=ALL_KINDS,
                 ORDERS=table.orders.shape[0] > 1,
-                num_warps=WARPS,
+                num_warps=self._warps,
                 enable_fp_fusion=False,
                 **self._options,
             )

@@ -78,6 +78,9 @@ class FakeContext:
     def item_ns(self) -> list[int]:
         return [0] * len(BudgetItem)
 
+    def step_done(self) -> None:
+        """Nothing is timed."""
+
     def entry_point(self, probe: Probe, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
         return body
 

@@ -35,6 +35,7 @@ JOBS = {
     "late": (2,),
     "scattered": (3,),
     "graphed": (2,),
+    "compiled": (2,),
     # The last one: the report has its checks.
     "captured": (2,),
 }
@@ -222,14 +223,21 @@ def test_capture_is_left_alone_and_reported(jobs: Jobs) -> None:
     assert [each["code"] for each in jobs.findings("captured", 2)] == ["DDP606"]
 
 
-def test_graphed_modules_are_checked_like_others(jobs: Jobs) -> None:
+@pytest.mark.parametrize("case", ["graphed", "compiled"])
+def test_graphs_of_modules_are_checked_like_other_modules(jobs: Jobs, case: str) -> None:
     """Hooks run outside of these graphs: nothing is lost, and nothing is listed as not checked."""
     for rank in range(2):
-        records = jobs.records("graphed", 2, rank)
+        records = jobs.records(case, 2, rank)
         assert not any(each["kind"] in ("graph", "fault") for each in records)
         stages = Counter(each["stage"] for each in records if each["kind"] == "digest")
         assert stages["params"] == 8
         assert sum(each["kind"] == "backward" and bool(each["reduced"]) for each in records) == 8
+
+
+def test_compiled_graphs_were_captured_and_replayed(jobs: Jobs) -> None:
+    """A forward and a backward, after two ordinary steps."""
+    for rank in range(2):
+        assert jobs.result("compiled", 2, rank)["graphs"] == {"captures": 2, "replays": 2 * (8 - 2)}
 
 
 @pytest.fixture(scope="module")

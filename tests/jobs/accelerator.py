@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.accelerator import device, event_log
+from tests.accelerator import device, event_log, graphed_compiler
 
 BACKENDS = f"cpu:gloo,{device.TYPE}:{device.BACKEND}"
 STEPS = 8
@@ -241,6 +241,36 @@ def graphed(job: Job) -> DDP:
     return model
 
 
+class ThreeLayers(nn.Module):
+    """The compiler begins with frames of the program: those of torch's own containers it leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
+        self.head = nn.Linear(40, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs))
+
+
+def compiled(job: Job) -> DDP:
+    """A compiled DDP module whose graphs are captured and replayed inside of its forwards and backwards."""
+    torch.manual_seed(3)
+    module = ThreeLayers()
+    # torch's compiler cuts a graph at each bucket, and expects that the first one is not the largest.
+    model = DDP(module.to(job.device), bucket_cap_mb=1)
+    torch.manual_seed(100 + job.rank)
+    run = torch.compile(model, backend=graphed_compiler.backend())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(run(inputs), labels).backward()
+        optimizer.step()
+    job.facts["graphs"] = dict(graphed_compiler.calls)
+    return model
+
+
 CASES: dict[str, Callable[[Job], DDP]] = {
     case.__name__: case
     for case in (
@@ -255,6 +285,7 @@ CASES: dict[str, Callable[[Job], DDP]] = {
         scattered,
         captured,
         graphed,
+        compiled,
     )
 }
 

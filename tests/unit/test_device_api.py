@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpcheck import device_api
-from ddpcheck.device_api import DeviceApi, DeviceMemory, api_of, capturing, devices_of, memory_on
+from ddpcheck.device_api import DeviceApi, DeviceMemory, api_of, capturing, devices_of, memory_on, warp_size
 from tests.helpers.fake_device import FakeDevice
 
 
@@ -88,6 +88,16 @@ def test_what_a_device_lacks_is_named() -> None:
     )
     full.is_current_stream_capturing = bool
     assert DeviceApi("xpu", full).missing() == []
+
+
+@pytest.mark.parametrize(("properties", "size"), [({"warp_size": 64}, 64), ({"warp_size": 32}, 32), ({}, 32)])
+def test_threads_of_a_warp(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, properties: dict[str, int], size: int
+) -> None:
+    asked = lambda index: SimpleNamespace(**properties)  # noqa: E731
+    monkeypatch.setattr(fake_device, "get_device_properties", asked, raising=False)
+    assert warp_size(fake_device.tensor(1).device) == size
+    assert warp_size(torch.device("cpu")) == 32
 
 
 def test_a_device_without_streams_has_no_api(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,10 @@ class ModuleRecord(Record):
     mesh: dict[str, Any] = field(default_factory=dict)
 
 
+# Among the options of a module: DDP's reducer in Python, which torch.compile can make part of a compiled backward.
+PYTHON_REDUCER = "python_reducer"
+
+
 @record("module_use")
 @dataclass(frozen=True)
 class ModuleUseRecord(Record):

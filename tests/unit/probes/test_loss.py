@@ -11,6 +11,7 @@ from ddpcheck.probes.loss import MAX_PENDING, STEPS_PER_RECORD, LossProbe, read_
 from ddpcheck.probes.probe import Probe
 from ddpcheck.records.kinds.modules import LossRecord
 from tests.helpers.fake_context import FakeContext, Job
+from tests.helpers.nested_backward import inside_backward
 
 
 class Rank:
@@ -112,7 +113,7 @@ def test_one_backward_that_cannot_be_read_leaves_the_step_unknown(rank: Rank) ->
 
 def test_a_nested_backward_does_not_count(rank: Rank) -> None:
     rank.job.dispatcher.backward_called(torch.tensor(0.5))
-    rank.backward(torch.tensor(100.0))
+    inside_backward(lambda: rank.backward(torch.tensor(100.0)))
     rank.job.dispatcher.backward_returned()
     rank.step()
     assert rank.losses() == [(0, 0, [0.5])]

@@ -24,6 +24,7 @@ from ddpcheck.records.registry import to_line
 from tests.helpers import fake_context
 from tests.helpers.fake_context import FakeContext, Job
 from tests.helpers.fake_device import FakeDevice
+from tests.helpers.nested_backward import inside_backward
 
 MILLI = 1_000_000
 
@@ -163,9 +164,13 @@ def test_a_backward_inside_a_backward_counts_once(rank: Rank, hands: Hands) -> N
     rank.emit(Probe.after_forward)
     rank.emit(Probe.backward_called)
     hands.pass_ms(1)
-    rank.emit(Probe.backward_called)
-    hands.pass_ms(2)
-    rank.emit(Probe.backward_returned)
+
+    def nested() -> None:
+        rank.emit(Probe.backward_called)
+        hands.pass_ms(2)
+        rank.emit(Probe.backward_returned)
+
+    inside_backward(nested)
     hands.pass_ms(4)
     rank.emit(Probe.backward_returned)
     rank.step()

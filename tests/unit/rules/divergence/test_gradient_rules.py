@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpcheck.analysis.divergence.explain import REASON_TEXT
-from ddpcheck.records.kinds.modules import CommHookRecord, JoinRecord
+from ddpcheck.records.kinds.modules import PYTHON_REDUCER, CommHookRecord, JoinRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from ddpcheck.records.reasons import UnsyncedReason
 from tests.helpers.run_builder import NAMES, RunBuilder
@@ -39,6 +39,18 @@ def test_a_healthy_run_reports_what_was_checked(tmp_path: Path) -> None:
     checks = {check.name: check for check in report.checks}
     assert checks["reduced gradients against the mean"].compared == 4
     assert checks["gradients as applied"].compared == 4
+
+
+def test_gradients_that_a_compiled_backward_reduces_are_named_as_such(tmp_path: Path) -> None:
+    details = []
+    for number, options in enumerate(({PYTHON_REDUCER: True}, {})):
+        build = RunBuilder(tmp_path / str(number), 2).wrap(options=options).optimizer().train(3)
+        checks = {check.name: check for check in build.end().report().checks}
+        means = checks["reduced gradients against the mean"]
+        assert (means.compared, means.outcome) == (0, "not checked")
+        details.append(means.detail)
+    assert details[0] != details[1]
+    assert "Python reducer" in details[0]
 
 
 @pytest.mark.parametrize(
