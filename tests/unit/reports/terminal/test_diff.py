@@ -165,6 +165,6 @@ def test_json_is_strict_and_complete() -> None:
     assert document["first"]["values"] == [{"what": "sketch", "a": "nan", "b": "inf", "rank": 0}]
     assert document["first"]["stage"] == "reduced"
     assert document["first"]["parameter"] == "\\udcff"
-    assert document["growth", "speed"][1] == {"step": 3, "module": 0, "relative": 3.0, "tolerance": 0.01}
+    assert document["growth"][1] == {"step": 3, "module": 0, "relative": 3.0, "tolerance": 0.01}
     assert document["b"]["world_size"] == 4
     assert json.loads(diff_to_json(AGREED))["first"] is None
