@@ -71,7 +71,7 @@ def _settings(path: Path, table: dict[str, Any]) -> ProjectSettings:
             raise UsageError(f"{path}: tool.ddpcheck has no option {key!r}; `ddpcheck run --help` lists all")
         if not isinstance(value, (str, int, float, bool)):
             raise UsageError(f"{path}: tool.ddpcheck.{key} must be a string, a number, true or false")
-        # `html = true` stands for `--html` without a file.
+        # `html = true` means `--html` without a file.
         values[name] = ("" if value else None) if name == "html" and isinstance(value, bool) else value
     return ProjectSettings(path, values, _ignored(path, table.get("ignore", [])))
 
