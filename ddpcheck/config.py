@@ -123,6 +123,12 @@ def _check_output_file(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent}; create it first")
 
 
+def _check_address(url: str) -> None:
+    """Without the URL in the message: it may contain a secret."""
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("the address must begin with http:// or https://")
+
+
 def _check_page(html: str | None) -> None:
     if html:
         if not html.endswith(".html"):
@@ -333,6 +339,53 @@ class Config:
     tensorboard: bool = field(
         default=False,
         metadata=option("Write a TensorBoard folder. `ddpcheck view` shows it.", group="Reports"),
+    )
+    prometheus: str = field(
+        default="",
+        metadata=option(
+            "Serve metrics for Prometheus on a port of this machine, or write them to a file that ends in .prom.",
+            metavar="[HOST:]PORT|FILE",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    otlp: str = field(
+        default="",
+        metadata=option(
+            "Send metrics to an OpenTelemetry collector, for example http://localhost:4318/v1/metrics.",
+            metavar="URL",
+            show_default=False,
+            check=_check_address,
+            group="Monitoring",
+        ),
+    )
+    wandb: str = field(
+        default="",
+        metadata=option(
+            "Log metrics to this project of Weights & Biases.",
+            metavar="PROJECT",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    mlflow: str = field(
+        default="",
+        metadata=option(
+            "Log metrics to this experiment of MLflow.",
+            metavar="EXPERIMENT",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    notify: str = field(
+        default="",
+        metadata=option(
+            "Post findings and the verdict to this URL, as JSON that Slack understands as well.",
+            metavar="URL",
+            show_default=False,
+            check=_check_address,
+            group="Monitoring",
+        ),
     )
     job_id: str = field(
         default="",
