@@ -9,7 +9,7 @@ READY := .venv/.ready
 BENCHMARKS = $(filter-out %_job.py %_table.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench corpus compat schedulers screenshots
+.PHONY: help demo test lint docs bench corpus compat schedulers screenshots wheel
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | tr '|' '\t'
@@ -29,6 +29,14 @@ lint: $(READY) ## check style, format and types
 # Fails on broken links and anchors, on pages outside the navigation, and on anything that loads from the network.
 docs: $(READY) ## build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Without a network: the build backend is installed already. auditwheel fails if the compiled part needs a recent system.
+wheel: $(READY) ## build the sdist and the wheel into build/dist, for glibc 2.17 and later
+	rm -rf build/dist && mkdir -p build/dist/plain
+	$(BIN)/python -m build --no-isolation --outdir build/dist/plain . > build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --plat manylinux_2_17_$$(uname -m) --wheel-dir build/dist build/dist/plain/*.whl > build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	mv build/dist/plain/*.tar.gz build/dist && rm -r build/dist/plain build/dist/log
+	@ls build/dist
 
 bench: $(READY) ## measure the cost of watching
 	@missed=0; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || missed=1; done; exit $$missed

@@ -33,6 +33,8 @@ class Option:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    # The heading of the help under which it is listed.
+    group: str = ""
     min: float | None = None
     max: float | None = None
     show_default: bool = True
@@ -121,6 +123,12 @@ def _check_output_file(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent}; create it first")
 
 
+def _check_address(url: str) -> None:
+    """Without the URL in the message: it may contain a secret."""
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("the address must begin with http:// or https://")
+
+
 def _check_page(html: str | None) -> None:
     if html:
         if not html.endswith(".html"):
@@ -142,37 +150,53 @@ class Config:
     # Host and boot of the launcher: a rank on the same machine belongs to it, under any name of its container.
     launcher_host: str = ""
     launcher_boot: str = ""
+    # Codes of findings that count as notes, and why, from pyproject.toml.
+    ignore: Mapping[str, str] = field(default_factory=dict)
 
     out: Path | None = field(
-        default=None, metadata=option("Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR")
+        default=None,
+        metadata=option("Run folder [default: ddpcheck-runs/<time>-<name>].", metavar="DIR", group="Run"),
     )
     name: str | None = field(
         default=None,
         metadata=option(
-            "Name of the run. It becomes part of the folder name.", metavar="NAME", check=_check_name
+            "Name of the run. It becomes part of the folder name.",
+            metavar="NAME",
+            check=_check_name,
+            group="Run",
         ),
     )
     fail_on: str = field(
         default="error",
-        metadata=option("Lowest severity that fails the run.", choices=("error", "warning", "never")),
+        metadata=option(
+            "Lowest severity that fails the run.", choices=("error", "warning", "never"), group="Verdict"
+        ),
     )
     allow_incomplete: bool = field(
         default=False,
         metadata=option(
-            "Do not fail a run because trained parameters were not compared, as with full sharding (FSDP) or DeepSpeed."
+            "Do not fail a run because trained parameters were not compared, as with full sharding (FSDP) or "
+            "DeepSpeed.",
+            group="Verdict",
         ),
     )
     fail_fast: bool = field(
         default=False,
-        metadata=option("Stop the job at the first step where replicas diverge.", for_ranks=True),
+        metadata=option(
+            "Stop the job at the first step where replicas diverge.", for_ranks=True, group="Verdict"
+        ),
     )
     every: int = field(
         default=1,
-        metadata=option("Compare parameters after every N steps.", metavar="N", min=1, for_ranks=True),
+        metadata=option(
+            "Compare parameters after every N steps.", metavar="N", min=1, for_ranks=True, group="Checks"
+        ),
     )
     optimizer_state: bool = field(
         default=False,
-        metadata=option("Also compare optimizer state, such as momentum buffers.", for_ranks=True),
+        metadata=option(
+            "Also compare optimizer state, such as momentum buffers.", for_ranks=True, group="Checks"
+        ),
     )
     gradients: str = field(
         default="sketch",
@@ -180,6 +204,7 @@ class Config:
             "How to check gradients: not at all, by sketches, or by saving all of them.",
             choices=("off", "sketch", "full"),
             for_ranks=True,
+            group="Checks",
         ),
     )
     save_gradients: str = field(
@@ -190,6 +215,7 @@ class Config:
             show_default=False,
             for_ranks=True,
             check=_check_steps,
+            group="Checks",
         ),
     )
     sketch_every: int = field(
@@ -200,6 +226,7 @@ class Config:
             metavar="N",
             min=1,
             for_ranks=True,
+            group="Checks",
         ),
     )
     budget: str = field(
@@ -211,6 +238,7 @@ class Config:
             metavar="PERCENT",
             for_ranks=True,
             check=_check_budget,
+            group="Checks",
         ),
     )
     audit: str = field(
@@ -222,6 +250,7 @@ class Config:
             show_default=False,
             for_ranks=True,
             check=_check_audit,
+            group="Checks",
         ),
     )
     profile_default_steps: bool = field(
@@ -229,6 +258,7 @@ class Config:
         metadata=option(
             f"Record steps {DEFAULT_PROFILE_STEPS} with torch.profiler and report overlap and waiting times.",
             flags=("--profile",),
+            group="Measurements",
         ),
     )
     profile: str = field(
@@ -240,6 +270,7 @@ class Config:
             show_default=False,
             for_ranks=True,
             check=_check_profile_steps,
+            group="Measurements",
         ),
     )
     hang_timeout: float = field(
@@ -250,6 +281,7 @@ class Config:
             min=0.0,
             for_ranks=True,
             check=_check_hang_timeout,
+            group="Verdict",
         ),
     )
     sample_hz: float = field(
@@ -260,6 +292,7 @@ class Config:
             min=0.0,
             max=20.0,
             check=_check_sample_hz,
+            group="Measurements",
         ),
     )
     html: str | None = field(
@@ -269,18 +302,27 @@ class Config:
             metavar="[FILE]",
             show_default=False,
             check=_check_page,
+            group="Reports",
         ),
     )
     junit: Path | None = field(
         default=None,
         metadata=option(
-            "Write JUnit XML for CI systems.", metavar="FILE", show_default=False, check=_check_output_file
+            "Write JUnit XML for CI systems.",
+            metavar="FILE",
+            show_default=False,
+            check=_check_output_file,
+            group="Reports",
         ),
     )
     markdown: Path | None = field(
         default=None,
         metadata=option(
-            "Write the report as Markdown.", metavar="FILE", show_default=False, check=_check_output_file
+            "Write the report as Markdown.",
+            metavar="FILE",
+            show_default=False,
+            check=_check_output_file,
+            group="Reports",
         ),
     )
     json_copy: Path | None = field(
@@ -291,13 +333,62 @@ class Config:
             metavar="FILE",
             show_default=False,
             check=_check_output_file,
+            group="Reports",
         ),
     )
     github: bool = field(
-        default=False, metadata=option("Write GitHub Actions annotations and a job summary.")
+        default=False, metadata=option("Write GitHub Actions annotations and a job summary.", group="Reports")
     )
     tensorboard: bool = field(
-        default=False, metadata=option("Write a TensorBoard folder. `ddpcheck view` shows it.")
+        default=False,
+        metadata=option("Write a TensorBoard folder. `ddpcheck view` shows it.", group="Reports"),
+    )
+    prometheus: str = field(
+        default="",
+        metadata=option(
+            "Serve metrics for Prometheus on a port of this machine, or write them to a file that ends in .prom.",
+            metavar="[HOST:]PORT|FILE",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    otlp: str = field(
+        default="",
+        metadata=option(
+            "Send metrics to an OpenTelemetry collector, for example http://localhost:4318/v1/metrics.",
+            metavar="URL",
+            show_default=False,
+            check=_check_address,
+            group="Monitoring",
+        ),
+    )
+    wandb: str = field(
+        default="",
+        metadata=option(
+            "Log metrics to this project of Weights & Biases.",
+            metavar="PROJECT",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    mlflow: str = field(
+        default="",
+        metadata=option(
+            "Log metrics to this experiment of MLflow.",
+            metavar="EXPERIMENT",
+            show_default=False,
+            group="Monitoring",
+        ),
+    )
+    notify: str = field(
+        default="",
+        metadata=option(
+            "Post findings and the verdict to this URL, as JSON that Slack understands as well.",
+            metavar="URL",
+            show_default=False,
+            check=_check_address,
+            group="Monitoring",
+        ),
     )
     job_id: str = field(
         default="",
@@ -307,6 +398,7 @@ class Config:
             metavar="ID",
             show_default=False,
             check=_check_job_id,
+            group="Several nodes",
         ),
     )
     wait_nodes: float = field(
@@ -315,14 +407,18 @@ class Config:
             "At the end, wait up to N seconds for other nodes that use the same run folder.",
             metavar="N",
             min=0.0,
+            group="Several nodes",
         ),
     )
     quiet: bool = field(
         default=False,
-        metadata=option("Print only the verdict and the next command.", flags=("--quiet", "-q")),
+        metadata=option(
+            "Print only the verdict and the next command.", flags=("--quiet", "-q"), group="Terminal"
+        ),
     )
     verbose: bool = field(
-        default=False, metadata=option("Print all tables of the report.", flags=("--verbose", "-v"))
+        default=False,
+        metadata=option("Print all tables of the report.", flags=("--verbose", "-v"), group="Terminal"),
     )
     # None: if the terminal supports it.
     live: bool | None = field(
@@ -331,6 +427,7 @@ class Config:
             "Show the state of the job in the last lines of the terminal [default: on a terminal].",
             flags=("--live/--no-live",),
             show_default=False,
+            group="Terminal",
         ),
     )
 
@@ -390,6 +487,13 @@ def options() -> Iterator[tuple[str, Option]]:
         declared = each.metadata.get(_OPTION)
         if declared is not None:
             yield each.name, declared
+
+
+def environment_variable(name: str, declared: Option) -> str:
+    """The variable that sets an option, for example DDPCHECK_FAIL_ON."""
+    return (
+        "DDPCHECK_" + flags(name, declared)[0].partition("/")[0].removeprefix("--").replace("-", "_").upper()
+    )
 
 
 def flags(name: str, declared: Option) -> tuple[str, ...]:

@@ -149,6 +149,7 @@ _DIFF_TOP_LEVEL = (
     "b",
     "compared",
     "growth",
+    "speed",
 )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,16 @@ def build_report(
         )
         for number, attempt in enumerate(attempts)
     ]
+    ignored = _ignored(description)
     findings = tuple(
-        _ordered([f for context in contexts for rule in in_report_order() for f in _findings(rule, context)])
+        _ordered(
+            [
+                _as_note(f, ignored)
+                for context in contexts
+                for rule in in_report_order()
+                for f in _findings(rule, context)
+            ]
+        )
     )
     last = attempts[-1]
     coverage = _coverage(contexts)
@@ -184,6 +193,23 @@ def _findings(rule: Rule, context: RuleContext) -> list[Finding]:
         return merge_shards(rule.find(context))
     except Exception as error:
         return [failed_rule(context, rule.code, error)]
+
+
+def _ignored(description: dict[str, Any]) -> Mapping[str, str]:
+    """The findings that the project wants to see as notes, and why."""
+    config = description.get("config")
+    ignored = config.get("ignore") if isinstance(config, dict) else None
+    return ignored if isinstance(ignored, dict) else {}
+
+
+def _as_note(finding: Finding, ignored: Mapping[str, str]) -> Finding:
+    """A finding that the project ignores is a note that repeats the reason."""
+    rule = rule_of(finding.code)
+    if finding.code not in ignored or rule is None or not rule.can_be_ignored:
+        return finding
+    reason = str(ignored[finding.code]).rstrip(".")
+    message = f"{finding.message} Ignored in pyproject.toml: {reason}."
+    return replace(finding, severity=Severity.NOTE, message=message)
 
 
 def _not_judged(context: RuleContext, findings: tuple[Finding, ...]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from ddpcheck.version import VERSION
 
 # Plain help and errors: they start faster, and look the same in a log as on a terminal.
 app = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

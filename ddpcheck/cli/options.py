@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from ddpcheck.config import Config, Option, flags, options
+from ddpcheck.cli.project_settings import project_settings
+from ddpcheck.config import Config, Option, environment_variable, flags, options
 from ddpcheck.errors import RunNotFound, UsageError
 from ddpcheck.records.reader import RUNS_FOLDER, is_run_folder
 from ddpcheck.reports.outputs import Outputs
@@ -26,7 +27,12 @@ def with_options(*names: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        generated = [_parameter(name, declared) for name, declared in options() if not names or name in names]
+        # Settings of a run may come from the environment; a report of a stored run writes what its command line says.
+        generated = [
+            _parameter(name, declared, from_environment=not names)
+            for name, declared in options()
+            if not names or name in names
+        ]
         # Typer reads the options from the signature.
         command.__signature__ = signature.replace(parameters=[*own, *generated])  # type: ignore[attr-defined]
         return command
@@ -34,7 +40,7 @@ def with_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parameter(name: str, declared: Option) -> inspect.Parameter:
+def _parameter(name: str, declared: Option, from_environment: bool) -> inspect.Parameter:
     [default] = [each.default for each in fields(Config) if each.name == name]
     kind = Literal[declared.choices] if declared.choices else get_type_hints(Config)[name]
     info = typer.Option(
@@ -44,6 +50,10 @@ def _parameter(name: str, declared: Option) -> inspect.Parameter:
         min=declared.min,
         max=declared.max,
         show_default=declared.show_default,
+        rich_help_panel=declared.group or None,
+        envvar=environment_variable(name, declared) if from_environment else None,
+        # One line below the options states the rule, instead of one name behind each.
+        show_envvar=False,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
@@ -69,7 +79,37 @@ def requested_outputs(config: Config, tensorboard_folder: Path | None = None) ->
 
 
 class OptionalHtmlCommand(TyperCommand):
-    """A command with `--html [FILE]`: click has no option with an optional value before an argument."""
+    """A command with the settings of a run: options in groups, and `--html [FILE]`.
+
+    click has no option with an optional value before an argument.
+    """
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Options that are neither on the command line nor in the environment come from pyproject.toml."""
+        if self._starts_a_run():
+            extra["default_map"] = dict(project_settings().options)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def _starts_a_run(self) -> bool:
+        return any(each.envvar for each in self.params)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None and each.param_type_name == "option":
+                groups.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(record)
+        # Those without a group come last, with the help itself.
+        for title in sorted(groups, key=lambda title: title == "Options"):
+            with formatter.section(title):
+                formatter.write_dl(groups[title])
+        if not self._starts_a_run():
+            return
+        with formatter.section("Settings"):
+            formatter.write_text(
+                "Each option can also be set by a variable (--fail-on: DDPCHECK_FAIL_ON) or in pyproject.toml "
+                "([tool.ddpcheck], fail-on). The command line comes first, then the variable."
+            )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._check_values(args)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from ddpcheck.cli.options import requested_outputs, with_options
+from ddpcheck.cli.project_settings import project_settings
 from ddpcheck.config import Config
 from ddpcheck.errors import UsageError
 
@@ -34,7 +36,7 @@ def run(
     """
     if not command:
         raise UsageError(f"no command given; put it after two dashes, for example `{_EXAMPLE}`")
-    config = Config.from_options(settings)
+    config = replace(Config.from_options(settings), ignore=project_settings().ignore)
     outputs = requested_outputs(config)
     from ddpcheck.launcher.run import run_job
 

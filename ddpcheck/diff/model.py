@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ddpcheck.diff.speed import SpeedFigure
+
 # Version of what `ddpcheck diff --json` prints.
 # 1 (2026-11): first version.
 DIFF_SCHEMA = 1
@@ -127,5 +129,7 @@ class Comparison:
     # Number of comparisons by stage.
     compared: dict[str, int] = field(default_factory=dict)
     growth: tuple[DifferenceGrowth, ...] = ()
+    # Speed and memory; nothing of it decides the verdict.
+    speed: tuple[SpeedFigure, ...] = ()
     notes: tuple[str, ...] = ()
     schema: int = DIFF_SCHEMA

@@ -13,6 +13,7 @@ from ddpcheck.config import Config
 from ddpcheck.launcher.hang_detector import HangDetector
 from ddpcheck.launcher.live_view import REFRESH_SECONDS, LiveView
 from ddpcheck.launcher.process.namespaces import RankProcessIds
+from ddpcheck.launcher.metrics_export import MetricsExport
 from ddpcheck.launcher.process.process_table import ending_signal, read_process
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.launcher.unwatched import UnwatchedProcesses
@@ -154,6 +155,7 @@ class RunMonitor:
         config: Config,
         sampler: Sampler | None = None,
         view: LiveView | None = None,
+        export: MetricsExport | None = None,
     ) -> None:
         self._run = run
         self._node_log = node_log
@@ -173,6 +175,7 @@ class RunMonitor:
         self._folder_change: tuple[int, float] = (-1, 0.0)
         self._sampler = sampler
         self._view = view
+        self._export = export
         self._unwatched: UnwatchedProcesses | None = UnwatchedProcesses(config.run_dir, self._log_unwatched)
         # Reading has raised an exception: from then on only exits are logged.
         self.failed = False
@@ -186,6 +189,7 @@ class RunMonitor:
         self._look_for_unwatched()
         if not self.failed:
             self._update_view()
+            self._update_export()
         if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
             return StopRequest("replicas diverged and --fail-fast is set")
         if self._hangs is not None and not self.failed:
@@ -236,6 +240,13 @@ class RunMonitor:
             # After an exception, which the supervisor logs, the view stays off.
             view.tick()
             self._view = view
+
+    def _update_export(self) -> None:
+        export, self._export = self._export, None
+        if export is not None:
+            # After an exception, which the supervisor logs, nothing is exported any more but the report.
+            export.tick(self._run)
+            self._export = export
 
     def close(self) -> None:
         self._log_exits()

@@ -21,6 +21,7 @@ from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.exchange_file import exchange_file, exchanges_in_use
 from ddpcheck.launcher.live_view import live_view
+from ddpcheck.launcher.metrics_export import MetricsExport, metrics_export
 from ddpcheck.launcher.monitor import RunMonitor
 from ddpcheck.launcher.multi_node.coordination import (
     claim_reporting,
@@ -68,6 +69,17 @@ class _JobEnd:
 def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
     """Run the command under ddpcheck and return the exit status of `ddpcheck run`."""
     folder = make_run_folder(command, out=settings.out, name=settings.name or "", job_id=settings.job_id)
+    with metrics_export(settings, folder.name, folder.path) as export:
+        return _run_job(command, settings, outputs, folder, export)
+
+
+def _run_job(
+    command: Sequence[str],
+    settings: Config,
+    outputs: Outputs,
+    folder: RunFolder,
+    export: MetricsExport | None,
+) -> int:
     with exchange_file(folder.path) as exchange:
         config = replace(
             settings,
@@ -78,7 +90,7 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
             launcher_boot=boot_id(),
         )
         folder = begin_run(folder, command, config)
-        end = _run_command(command, config, folder)
+        end = _run_command(command, config, folder, export)
         own_pids: set[int] = set()
         for each in exchanges_in_use(config):
             end = _log_write_errors(each, folder.path, end)
@@ -86,7 +98,7 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
     status = end.status
     log_done(folder.path, status.returncode, status.stop_reason)
     if is_shared(folder.path):
-        return _report_with_peers(end, folder, config, outputs, own_pids)
+        return _report_with_peers(end, folder, config, outputs, own_pids, export)
     description = finish_run(
         folder,
         status.returncode,
@@ -95,17 +107,28 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
         end.unwritten,
         interrupted=status.interrupted,
     )
-    return report_run(end.run, folder, status, config, outputs, description, end.unwritten_lines)
+    return report_run(
+        end.run,
+        folder,
+        status,
+        config,
+        outputs,
+        description=description,
+        unwritten=end.unwritten_lines,
+        export=export,
+    )
 
 
-def _run_command(command: Sequence[str], config: Config, folder: RunFolder) -> _JobEnd:
+def _run_command(
+    command: Sequence[str], config: Config, folder: RunFolder, export: MetricsExport | None
+) -> _JobEnd:
     """Run the command until it ends."""
     node_log = NodeLog(folder.path)
     run = RunReader(folder.path, node_log.host)
     sampler = Sampler(folder.path, config.sample_hz)
     started = time.monotonic()
     with live_view(run, folder.name, config.live, config.quiet) as view:
-        monitor = RunMonitor(run, node_log, config, sampler, view)
+        monitor = RunMonitor(run, node_log, config, sampler, view, export)
         try:
             status = supervise(
                 command,
@@ -143,7 +166,12 @@ def _log_write_errors(exchange: Path, folder: Path, end: _JobEnd) -> _JobEnd:
 
 
 def _report_with_peers(
-    end: _JobEnd, folder: RunFolder, config: Config, outputs: Outputs, own_pids: set[int]
+    end: _JobEnd,
+    folder: RunFolder,
+    config: Config,
+    outputs: Outputs,
+    own_pids: set[int],
+    export: MetricsExport | None,
 ) -> int:
     """Several nodes use this folder: one of them reports, and all exit with the status of its report."""
     run, status = end.run, end.status
@@ -175,7 +203,16 @@ def _report_with_peers(
         description = finish_run(
             folder, exit_code, end.seconds, stopped, end.unwritten, interrupted=status.interrupted
         )
-        return report_run(run, folder, status, config, outputs, description, end.unwritten_lines)
+        return report_run(
+            run,
+            folder,
+            status,
+            config,
+            outputs,
+            description=description,
+            unwritten=end.unwritten_lines,
+            export=export,
+        )
 
 
 def _host_list(hosts: Sequence[str]) -> str:
@@ -189,8 +226,10 @@ def report_run(
     status: ExitStatus,
     config: Config,
     outputs: Outputs,
+    *,
     description: dict[str, Any] | None = None,
     unwritten: Sequence[tuple[str, bytes]] = (),
+    export: MetricsExport | None = None,
 ) -> int:
     """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's.
 
@@ -218,6 +257,10 @@ def report_run(
     complete = write_outputs(report, outputs, folder.path, sys.stderr)
     if complete and outputs.tensorboard is not None and not config.quiet:
         sys.stderr.write(f"ddpcheck: next: `ddpcheck view {folder.path}` shows this run in TensorBoard\n")
+    if export is not None:
+        # Now: if a signal ended the command, the next line does not return.
+        export.finish(report)
+        export.close()
     exit_status = _exit_status(status, _fails(report, config))
     # A CI job that reads a report file must not take a missing file for success.
     return exit_status or (0 if complete else NO_REPORT_STATUS)

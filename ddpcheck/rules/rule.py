@@ -98,6 +98,11 @@ class Rule:
     gradient_causes: list[Cause] = field(default_factory=list, repr=False, compare=False)
 
     @property
+    def can_be_ignored(self) -> bool:
+        """False where a report would otherwise call replicas equal that are not, or a job watched that was not."""
+        return not self.replicas_diverge and not self.incomplete
+
+    @property
     def position(self) -> float:
         return float(self.code.removeprefix("DDP")) if self.order is None else self.order
 

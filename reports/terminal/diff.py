@@ -20,11 +20,13 @@ from ddpcheck.formatting import name_ranks
 from ddpcheck.reports.safe_text import safe_line, shortened
 from ddpcheck.reports.terminal.console import LABEL, QUIET, ReportConsole, indented
 from ddpcheck.reports.verdict import counted
+from ddpcheck.reports.views.speed import speed_table
 
 _MOST_VALUES = 12
 _MOST_FOLLOWING = 8
 _MOST_SUSPECTS = 12
 _MOST_GROWTH = 10
+_MOST_SPEED = 16
 # Command lines can be long; the JSON has all of them.
 _LONGEST = 160
 
@@ -40,6 +42,7 @@ def render(comparison: Comparison, console: Console) -> None:
         _print_suspects(out, comparison.suspects)
     _print_growth(out, comparison)
     _print_compared(out, comparison)
+    out.table(speed_table(comparison.speed), most=_MOST_SPEED)
     for note in comparison.notes:
         out.gap()
         out.put(out.text(note))

@@ -50,9 +50,14 @@ def _library() -> str:
     return "" if scan_library() else "needs the compiled part: apt-get install gcc; rm -r .venv; make test"
 
 
+def _prometheus() -> str:
+    return "" if shutil.which("prometheus") else "needs Prometheus: apt-get install prometheus"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "gcc": _gcc,
+    "prometheus": _prometheus,
     # For the simulated accelerator.
     "g++": _gxx,
     # The compiled part of ddpcheck, which is optional for users.

@@ -105,3 +105,32 @@ def test_the_pytest_plugin_runs_a_function_on_ranks(tmp_path: Path) -> None:
     assert "error DDP206" in done.stdout
     assert re.search(r"group 0, lr +0\.5 +1\.5", done.stdout)
     assert "1 failed, 2 deselected" in done.stdout
+
+
+def test_the_action_annotates_and_gives_the_page(tmp_path: Path) -> None:
+    """The script of action.yml with its defaults, as GitHub would run it."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    [step] = [step for step in action["runs"]["steps"] if step.get("id") == "run"]
+    inputs = {name: str(given.get("default", "")) for name, given in action["inputs"].items()}
+    inputs["command"] = "torchrun --nproc-per-node 2 train.py"
+    variables = {
+        name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: inputs[found[1]], value)
+        for name, value in step["env"].items()
+    }
+    assert "${{" not in step["run"], "inputs would become part of the script"
+    (tmp_path / "train.py").write_text((JOBS / "ci_broken.py").read_text())
+    outputs = tmp_path / "outputs"
+    done = shell(
+        step["run"],
+        tmp_path,
+        PATH=with_forking_torchrun(tmp_path),
+        GITHUB_OUTPUT=str(outputs),
+        GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"),
+        GITHUB_WORKSPACE=str(tmp_path),
+        **variables,
+    )
+    assert done.returncode == 10, done.stderr
+    assert "::error file=train.py" in done.stderr
+    page = outputs.read_text().strip().removeprefix("page=")
+    artifacts_exist(tmp_path, [page, "ddpcheck-report/report.xml"])
+    assert action["outputs"]["page"]["value"] == "${{ steps.run.outputs.page }}"

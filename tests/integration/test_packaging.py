@@ -138,3 +138,22 @@ def test_one_wheel_for_every_python_and_without_torch(wheel: Path, sdist: Path) 
         )
     assert "typer" in dict(required)
     assert "torch" not in dict(required)
+
+
+def test_the_compiled_part_runs_on_systems_of_many_years(wheel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "auditwheel", "show", wheel]
+    shown = " ".join(run(*command, cwd=tmp_path).split())
+    assert f'"manylinux_2_17_{os.uname().machine}"' in shown
+
+
+def test_the_image_is_built_from_files_that_exist() -> None:
+    """No Docker here: the steps of the Dockerfile are those of the tests above, its paths are checked."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "ddpcheck-runs"} <= set(ignored)
+    stages = [line.split()[-1] for line in lines if line.startswith("FROM") and " AS " in line]
+    copied = [line.split()[1:] for line in lines if line.startswith("COPY")]
+    assert [words[0].removeprefix("--from=") for words in copied if words[0].startswith("--")] == stages
+    # The symlinks to probes/ and reports/ are part of the context.
+    assert not {"probes", "reports", "ddpcheck"} & set(ignored)
+    assert 'ENTRYPOINT ["ddpcheck"]' in lines

@@ -268,7 +268,7 @@ def test_every_setting_has_help_and_reaches_the_command_line(capsys: pytest.Capt
     assert status("--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
     declared = dict(options())
-    assert declared.keys() | {"run_dir", "run_id", "exchange_file", "own_launcher"} == {
+    assert declared.keys() | {"run_dir", "run_id", "exchange_file", "own_launcher", "ignore"} == {
         each.name for each in fields(Config)
     }
     for declaration in declared.values():

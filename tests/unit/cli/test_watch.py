@@ -56,7 +56,7 @@ def test_a_running_job_shows_its_state(tmp_path: Path) -> None:
     begun(tmp_path / "run")
     text = watched(tmp_path / "run", "--once")
     assert "train  running, 2 ranks" in text
-    assert "step 2   replicas agree, 2 steps compared" in text
+    assert "2 steps   replicas agree, 2 steps compared" in text
     assert "Replicas" not in text
 
 

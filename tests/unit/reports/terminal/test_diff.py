@@ -160,7 +160,7 @@ def test_json_is_strict_and_complete() -> None:
     document = json.loads(diff_to_json(replace(DIVERGED, first=outlier)))
     assert list(document) == [
         *("schema", "verdict", "method", "first", "cause", "suspects", "then", "notes", "a", "b"),
-        *("compared", "growth"),
+        *("compared", "growth", "speed"),
     ]
     assert document["first"]["values"] == [{"what": "sketch", "a": "nan", "b": "inf", "rank": 0}]
     assert document["first"]["stage"] == "reduced"
