@@ -11,6 +11,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.records.blocks import Block
 from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.registry import RANK_FILES
@@ -83,6 +84,10 @@ class RunReader:
                 has_new = has_new or more
                 if not more or self._is_remote(path):
                     reading.remove(path)
+            for attempt in self.attempts.values():
+                attempt.compare()
+        for attempt in self.attempts.values():
+            attempt.settle()
         return has_new
 
     def finish(self) -> None:
@@ -136,18 +141,23 @@ class RunReader:
         header = self._files[path][1]
         if header is None:
             return "", 0
-        return header.session, sum(self.attempts[header.session].ranks[header.rank].steps.values())
+        return header.session, self.attempts[header.session].steps_read(header.rank)
 
     def _read(self, path: Path, lines: int, chunk: int) -> bool:
         file, header = self._files[path]
-        records = file.read(lines, chunk) if header is not None else file.read(1, _FIRST_BYTES)
-        for record in records:
-            if isinstance(record, RankHeader):
-                header = self._add_file(record)
+        items = file.read_items(lines, chunk) if header is not None else file.read_items(1, _FIRST_BYTES)
+        for item in items:
+            if isinstance(item, RankHeader):
+                header = self._add_file(item)
                 self._files[path] = (file, header)
-            if header is not None:
-                self.attempts[header.session].feed(header, record)
-        return bool(records)
+            if header is None:
+                continue
+            attempt = self.attempts[header.session]
+            if isinstance(item, Block):
+                attempt.feed_block(header, item)
+            else:
+                attempt.feed(header, item)
+        return bool(items)
 
     def _add_file(self, header: RankHeader) -> RankHeader:
         """Assign a new file to its attempt. A second file of a rank with the same session starts another attempt."""
