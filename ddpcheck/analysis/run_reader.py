@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.registry import RANK_FILES
 
+# Called with the bytes that were read, and those of all files.
+Progress = Callable[[int, int], None]
 # Files are read in turns. Limits over all files, and the least and most for each: steps by which one rank may be ahead
 # of the slowest, lines of one file per turn, and bytes to read at a time.
 _AHEAD_OF_ALL, _FEWEST_AHEAD, MOST_AHEAD = 1 << 14, 4, 256
@@ -66,10 +71,10 @@ class RunReader:
         """Read the files of all hosts from now on."""
         self._host = ""
 
-    def poll(self, seconds: float = math.inf) -> bool:
+    def poll(self, seconds: float = math.inf, progress: Progress | None = None) -> bool:
         """Read new records from all files in turns, so that no rank gets far ahead. True if there were any.
 
-        Stops after `seconds`; the next call continues.
+        Stops after `seconds`; the next call continues. `progress` is called now and then.
         """
         deadline = time.monotonic() + seconds
         self._discover()
@@ -86,15 +91,17 @@ class RunReader:
                     reading.remove(path)
             for attempt in self.attempts.values():
                 attempt.compare()
+            if progress is not None:
+                progress(self._bytes_read, self._bytes)
         for attempt in self.attempts.values():
             attempt.settle()
         return has_new
 
-    def finish(self) -> None:
+    def finish(self, progress: Progress | None = None) -> None:
         """Read all remaining records. The ranks write no more."""
         self.follow_all()
         self._listed = _ListingTimer()
-        self.poll()
+        self.poll(progress=progress)
         for file, header in self._files.values():
             if header is None:
                 self.files_without_header += 1
@@ -107,6 +114,19 @@ class RunReader:
             self.unattributed_faults += [
                 record for record in RecordFile(path).read() if isinstance(record, FaultRecord)
             ]
+
+    @property
+    def _bytes_read(self) -> int:
+        return sum(file.bytes_read for file, _ in self._files.values())
+
+    @cached_property
+    def _bytes(self) -> int:
+        """Of all files, when it is first asked for."""
+        sizes = 0
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                sizes += path.stat().st_size
+        return sizes
 
     def ordered(self) -> list[Attempt]:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)

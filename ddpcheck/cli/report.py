@@ -73,8 +73,10 @@ def report(
         _show_gradients(path, gradients)
         return
     from ddpcheck.analysis.report_builder import analyse_run
+    from ddpcheck.reports.terminal.progress import ReadingProgress
 
-    result = analyse_run(path, course=config.tensorboard)
+    with ReadingProgress(sys.stderr) as progress:
+        result = analyse_run(path, course=config.tensorboard, progress=progress)
     if json:
         from ddpcheck.reports.json_report import to_json
 

@@ -38,6 +38,7 @@ from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reader import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
+from ddpcheck.reports.terminal.progress import ReadingProgress
 from ddpcheck.sampling.sampler import Sampler
 
 FINDINGS_STATUS = 10
@@ -168,7 +169,13 @@ def report_run(
 ) -> int:
     """Analyse the run, write and show the report, and return the exit status. Errors here must not hide the job's."""
     try:
-        report = build_report(run, read_description(folder.path), course=outputs.tensorboard is not None)
+        with ReadingProgress(sys.stderr) as progress:
+            report = build_report(
+                run,
+                read_description(folder.path),
+                course=outputs.tensorboard is not None,
+                progress=None if config.quiet else progress,
+            )
     except RunNotFound:
         sys.stderr.write(
             f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"

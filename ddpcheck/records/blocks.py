@@ -28,7 +28,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -421,7 +421,7 @@ _TYPES: dict[Encoding, type] = {
     Encoding.BASE64: str,
     Encoding.SKETCHES: str,
 }
-_SAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
+_ENCODINGS = {encoding.value: encoding for encoding in Encoding}
 # Tests a value of a field: kind, name of the field, value.
 FieldCheck = Callable[[str, str, Any], bool]
 
@@ -494,9 +494,9 @@ def _table_of(raw: Any, data: bytes, is_valid: FieldCheck) -> RecordTable | None
         if name not in _names_of(kind):
             continue
         values = b"".join([_part(data, *part) for part in parts])
-        column = found[name] = RecordColumn(Encoding(encoding), argument, values, rows)
+        column = found[name] = RecordColumn(_ENCODINGS[encoding], argument, values, rows)
         constants.pop(name, None)
-        if not _is_valid_column(column, partial(is_valid, kind, name)):
+        if not _is_valid_column(column, kind, name, is_valid):
             raise BlockError(f"a column of the wrong type: {name}")
     for name, value in given.items():
         if name in constants and not is_valid(kind, name, value):
@@ -506,12 +506,17 @@ def _table_of(raw: Any, data: bytes, is_valid: FieldCheck) -> RecordTable | None
     return RecordTable(cls, rows, constants, found)
 
 
-def _is_valid_column(column: RecordColumn, is_valid: Callable[[Any], bool]) -> bool:
+@cache
+def _accepts(kind: str, name: str, value: type, is_valid: FieldCheck) -> bool:
+    return is_valid(kind, name, value())
+
+
+def _is_valid_column(column: RecordColumn, kind_of_record: str, name: str, is_valid: FieldCheck) -> bool:
     kind = _TYPES.get(column.encoding)
     if kind is None:
         values = column.values()
-        return len(values) == column.rows and all(map(is_valid, values))
-    if not is_valid(_SAMPLES[kind]):
+        return len(values) == column.rows and all(is_valid(kind_of_record, name, value) for value in values)
+    if not _accepts(kind_of_record, name, kind, is_valid):
         return False
     # Not decoded here: most columns are compared as arrays, or not read.
     size = len(column.data)

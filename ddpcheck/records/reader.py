@@ -96,6 +96,10 @@ class RecordFile:
         return items
 
     @property
+    def bytes_read(self) -> int:
+        return self._offset
+
+    @property
     def torn(self) -> bool:
         """Whether the file currently ends in the middle of a line."""
         return bool(self._rest)

@@ -239,14 +239,16 @@ class AllReduceVerifier:
                     self.add(rank.number, module, record, description, ())
                 continue
             try:
-                tables = [SketchTable(_of_row(each, ranks, row, len(stream))) for each in (local, reduced)]
+                own, results = [
+                    SketchTable(_of_row(each, ranks, row, len(stream))) for each in (local, reduced)
+                ]
             except ValueError:
                 continue  # a damaged record
             # Ranks differ only in their sketches.
             same = BackwardRecord(
                 number=int(numbers[0, row]), step=step, local="sketched", reduced="", root=""
             )
-            self._verify(module, same.number, dict.fromkeys(ranks, same), *tables, description)
+            self._verify(module, same.number, dict.fromkeys(ranks, same), own, results, description)
 
     def _verify(
         self,
@@ -319,7 +321,8 @@ class AllReduceVerifier:
         compared: list[Compared] = []
         errors: dict[int, tuple[float, float]] = {}
         worst: float | None = None
-        for rank, record in records.items():
+        for rank in reduced.ranks_in_order:
+            record = records[rank]
             divisor = len(records) if record.divisor == LIVE_RANKS else len(group)
             for index, result in zip(shares_by_rank[rank], reduced.row(rank), strict=False):
                 row = rows[index]
@@ -391,6 +394,8 @@ class AllReduceVerifier:
     ) -> None:
         step = min(record.step for record in records.values())
         stats.sketched_steps.add(step)
+        if local.all_different():
+            return
         by_sketch: dict[bytes, list[int]] = {}
         for rank in records:
             if local.any_gradient(rank) and local.all_known(rank):

@@ -104,6 +104,10 @@ class SketchTable:
         """All rows, one after the other, padded to the same length."""
         return self._bytes
 
+    def all_different(self) -> bool:
+        """Whether no two ranks have the same sketches."""
+        return len(set(self._rows.values())) == len(self._rows)
+
     def packed_row(self, rank: int) -> bytes:
         return self._rows[rank]
 
