@@ -15,7 +15,7 @@ from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import build_report
-from ddpcheck.analysis.run_reader import RunReader, read_description
+from ddpcheck.analysis.run_reader import PATIENCE_SECONDS, RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.exchange_file import exchange_file
@@ -94,7 +94,8 @@ def run_job(command: Sequence[str], settings: Config, outputs: Outputs) -> int:
 def _run_command(command: Sequence[str], config: Config, folder: RunFolder) -> _JobEnd:
     """Run the command until it ends."""
     node_log = NodeLog(folder.path)
-    run = RunReader(folder.path, node_log.host)
+    # A job that is stopped at once needs each record at once.
+    run = RunReader(folder.path, node_log.host, patience=0.0 if config.fail_fast else PATIENCE_SECONDS)
     sampler = Sampler(folder.path, config.sample_hz)
     started = time.monotonic()
     with live_view(run, folder.name, config.live, config.quiet) as view:

@@ -406,6 +406,8 @@ class Agreement:
             if key not in self._pending:
                 self._use.forget(key)
             return
+        if used is None and not complete and len(self._use.known(key)) < len(disagreement.digests):
+            return
         after_step = {rank: record.root for rank, record in disagreement.digests.items()}
         used = self._use.of(key, after_step) if used is None or not used.keys() >= after_step.keys() else used
         if used is None:

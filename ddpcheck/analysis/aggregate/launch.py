@@ -90,9 +90,9 @@ class Attempt:
         """Compare what all ranks have written."""
         self._buffer.pass_on()
 
-    def settle(self) -> None:
-        """Compare what all ranks have written, and what has waited for other ranks for long."""
-        self._buffer.settle()
+    def settle(self, seconds: float) -> None:
+        """Compare what all ranks have written; pass on everything if some of it has waited for longer."""
+        self._buffer.settle(seconds)
 
     def steps_read(self, rank: int) -> int:
         """Steps of which records were read; those of blocks may not be compared yet."""

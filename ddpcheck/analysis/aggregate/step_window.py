@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
 from ddpcheck.records.kinds.memory import MemoryRecord
 from ddpcheck.records.kinds.modules import HyperRecord, LossRecord
+from ddpcheck.records.kinds.rank import EndRecord
 from ddpcheck.records.kinds.timing import ClockRecord, CostRecord
-from ddpcheck.records.registry import Record, field_defaults
+from ddpcheck.records.registry import Record, field_defaults, record_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +56,6 @@ _REGULAR_DIGESTS = (
 )
 # Records that wait for other ranks, of all ranks together, before some are passed on one by one: a rank may be gone.
 _MOST_WAITING = 1 << 20
-# How long they wait in a job that is followed.
-_MOST_SECONDS = 5.0
 # Steps of a window, and of all ranks together. Arrays of all ranks are made of it.
 _MOST_STEPS, _FEWEST_STEPS = 256, 16
 _STEPS_OF_ALL = 1 << 16
@@ -90,7 +90,7 @@ class _BlockRows:
 
     def records(self, until: int) -> Iterator[Record]:
         """Those that wait, up to a step."""
-        begin, end = np.searchsorted(self.steps, self.since), np.searchsorted(self.steps, until, "right")
+        begin, end = self.steps.searchsorted(self.since), self.steps.searchsorted(until, "right")
         rows = [index for index in range(int(begin), int(end)) if self.waits[index]]
         if self._records is None and len(rows) * _FEW_ROWS < len(self.steps):
             order = self.block.order
@@ -119,6 +119,11 @@ class _RankQueue:
     rows: int = 0
     # The last step of any record.
     step: int = -1
+
+    def complete(self) -> int:
+        """All records of the steps before this one were read."""
+        entry = self.entries[-1]
+        return self.step + (isinstance(entry, _Event) and isinstance(entry.record, EndRecord))
 
     def head(self) -> int:
         """The step of the oldest entry."""
@@ -210,7 +215,9 @@ class StepBuffer:
         steps[0] = max(int(steps[0]), queue.step)
         steps = np.maximum.accumulate(steps)
         # A count that was restarted, or gradients of a device that arrive late.
-        self._single.update(map(int, np.unique(steps[(own >= 0) & (own < steps)])))
+        late = (own >= 0) & (own < steps)
+        if late.any():
+            self._single.update(map(int, np.unique(steps[late])))
         queue.step = int(steps[-1])
         for index in irregular:
             self._single.update(map(int, np.unique(steps[order == index])))
@@ -226,8 +233,7 @@ class StepBuffer:
                 break
             if not all(queue.entries for queue in queues):
                 break
-            # The last step of a rank may be incomplete.
-            first, end = min(queue.head() for queue in queues), min(queue.step for queue in queues)
+            first, end = min(queue.head() for queue in queues), min(queue.complete() for queue in queues)
             if end <= first:
                 break
             end = min(end, first + max(_FEWEST_STEPS, min(_MOST_STEPS, _STEPS_OF_ALL // len(queues))))
@@ -244,11 +250,11 @@ class StepBuffer:
             self._feed_window(window)
             self._advance(queues, end)
 
-    def settle(self) -> None:
-        """Pass on what waits for too long: of a job that is followed, each rank's progress is shown."""
+    def settle(self, seconds: float) -> None:
+        """Pass on everything if some of it has waited for longer than `seconds`."""
         self.pass_on()
         oldest = min((entry.arrived for entry in self._oldest_blocks()), default=math.inf)
-        if time.monotonic() - oldest > _MOST_SECONDS:
+        if time.monotonic() - oldest >= seconds:
             self.drain()
 
     def _oldest_blocks(self) -> Iterator[_BlockRows]:
@@ -346,7 +352,7 @@ def _rows_between(
         if entry.first() >= end:
             break
         for key, (table, steps) in entry.tables.items():
-            begin, stop = np.searchsorted(steps, (max(first, entry.since), end))
+            begin, stop = steps.searchsorted((max(first, entry.since), end))
             if begin < stop:
                 found.setdefault(key, []).append((Rows(table, int(begin), int(stop)), steps[begin:stop]))
     return found
@@ -367,14 +373,19 @@ def _steps_of(table: RecordTable) -> NDArray[np.int64]:
         return np.full(table.rows, -1, np.int64)
 
 
+@cache
+def _expected(kind: str) -> list[tuple[str, Any]]:
+    cls = record_kinds()[kind]
+    return [(name, default) for name, default in field_defaults(cls) if name in _DEFAULTS[cls]]
+
+
 def _regular_key(table: RecordTable, rank: RankData) -> _Key | None:
     """What identifies the stream of a table across ranks; None for records that are passed on one by one."""
     columns = _COLUMNS.get(table.record)
     if columns is None or not table.columns.keys() <= columns:
         return None
     constants = table.constants
-    defaults = dict(field_defaults(table.record))
-    if any(constants[name] != defaults[name] for name in _DEFAULTS[table.record]):
+    if any(constants[name] != default for name, default in _expected(table.record.kind)):
         return None
     module: ModuleKey | None = rank.modules.get(constants["module"])
     if module is None or is_unwrapped(module) or rank.number not in module[0]:

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from ddpcheck.analysis.aggregate import step_window
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.step_window import Window
 from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.registry import Record
 from ddpcheck.reports.json_report import to_json
 from tests.helpers.block_runs import in_blocks
@@ -137,3 +140,40 @@ def test_built_runs(name: str, most: int, tmp_path: Path) -> None:
     for seed in range(3):
         blocks = in_blocks(lines, tmp_path / f"blocks-{seed}", most, seed)
         assert_equal(report_of(lines), report_of(blocks))
+
+
+def polled(path: Path, patience: float) -> Attempt:
+    run = RunReader(path, patience=patience)
+    run.poll()
+    (attempt,) = run.attempts.values()
+    return attempt
+
+
+def test_a_job_that_has_ended_is_known_completely_after_one_poll(tmp_path: Path) -> None:
+    lines = trained()(RunBuilder(tmp_path / "lines", 3)).save()
+    attempt = polled(in_blocks(lines, tmp_path / "blocks", 50), patience=1000.0)
+    assert all(rank.end is not None for rank in attempt.ranks.values())
+    assert {attempt.steps(rank) for rank in range(3)} == {40}
+
+
+@pytest.mark.parametrize(("patience", "differ"), [(1000.0, False), (0.0, True)])
+def test_the_last_step_of_a_running_job(patience: float, differ: bool, tmp_path: Path) -> None:
+    """It may be incomplete, and waits; a job that is stopped at once must not wait."""
+    builder = RunBuilder(tmp_path / "lines", 3).wrap().optimizer().train(20)
+    lines = builder.train(1, 20, outliers={1: ["body.bias"]}).save()
+    attempt = polled(in_blocks(lines, tmp_path / "blocks", 50), patience)
+    (module,) = attempt.modules()
+    stats = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS)
+    assert stats.compared == 20 + differ
+    assert {attempt.steps_read(rank) for rank in range(3)} == {21}
+
+
+def test_ranks_that_wait_for_one_that_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is bounded: a rank may be gone without a last record."""
+    monkeypatch.setattr(step_window, "_MOST_WAITING", 64)
+    lines = one_rank_dies(RunBuilder(tmp_path / "lines", 4)).save()
+    attempt = polled(in_blocks(lines, tmp_path / "blocks", 10), patience=1000.0)
+    assert attempt._buffer._waiting <= 64
+    assert_equal(report_of(lines), report_of(tmp_path / "blocks"))
