@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from ddpcheck.records.kinds.memory import MemoryRecord
-from ddpcheck.records.registry import from_mapping
+from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.registry import Record
 
 # By default glibc keeps freed blocks of up to 32 MiB for itself, DDP's first buckets among them: what an option
 # saves is then partly hidden. This way every large block that is freed goes back to the system.
@@ -38,8 +39,10 @@ def run(option: str, megabytes: int, folder: Path, keep: bool) -> tuple[dict[str
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:
         sys.exit(done.stderr)
-    lines = (out / "rank-00000.jsonl").read_text().splitlines()
-    records = [from_mapping(json.loads(line)) for line in lines]
+    file = RecordFile(out / "rank-00000.jsonl")
+    records: list[Record] = []
+    while found := file.read():
+        records += found
     return json.loads((out / "report.json").read_text()), [
         record for record in records if isinstance(record, MemoryRecord) and record.step >= SETTLED
     ]

@@ -2,6 +2,7 @@
 
     python benchmarks/report_scale.py
     python benchmarks/report_scale.py --ranks 1024 --steps 1000 --seed SEED    (one size, and the page too)
+    python benchmarks/report_scale.py --lines                                  (records of version 1)
 
 The runs are made by tests/scale from the records of a real one of four ranks. Exits 1 where a report takes more than
 in proportion, more than 2 GB, or does not name the rank and the node that are wrong.
@@ -42,7 +43,7 @@ class Cost:
     memory: int
 
 
-def plan_of(ranks: int, steps: int) -> Plan:
+def plan_of(ranks: int, steps: int, blocks: bool) -> Plan:
     """A rank that parts late in the job, and a slow node, neither of them the first nor the last."""
     return Plan(
         ranks=ranks,
@@ -50,6 +51,7 @@ def plan_of(ranks: int, steps: int) -> Plan:
         outlier_rank=3 * ranks // 4 + 1,
         outlier_step=3 * steps // 5,
         slow_node=ranks // 8 // 4,
+        blocks=blocks,
     )
 
 
@@ -80,9 +82,9 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def measure(folder: Path, seed: Path, ranks: int, steps: int) -> tuple[Cost, int, bool]:
+def measure(folder: Path, seed: Path, ranks: int, steps: int, blocks: bool) -> tuple[Cost, int, bool]:
     """Made, reported on, and removed again."""
-    plan = plan_of(ranks, steps)
+    plan = plan_of(ranks, steps, blocks)
     run, report = folder / "run", folder / "report.json"
     make_run(run, seed, plan)
     cost = cost_of([DDPCHECK, "report", run, "--json"], report)
@@ -93,7 +95,7 @@ def measure(folder: Path, seed: Path, ranks: int, steps: int) -> tuple[Cost, int
     return cost, size, is_right(report, plan)
 
 
-def doubled(seed: Path) -> bool:
+def doubled(seed: Path, blocks: bool) -> bool:
     """Two series: ranks, then steps."""
     sound = True
     print(
@@ -103,7 +105,7 @@ def doubled(seed: Path) -> bool:
         before = 0.0
         for ranks, steps in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                cost, size, right = measure(Path(folder), seed, ranks, steps)
+                cost, size, right = measure(Path(folder), seed, ranks, steps, blocks)
             ratio = cost.cpu / before if before else 0.0
             print(
                 f"{ranks:6} {steps:6} {size / 1e6:10.1f} {cost.cpu:7.2f} {cost.cpu / ranks / steps * 1e6:12.0f} "
@@ -116,9 +118,9 @@ def doubled(seed: Path) -> bool:
     return sound
 
 
-def one_size(seed: Path, ranks: int, steps: int, keep: Path | None) -> bool:
+def one_size(seed: Path, ranks: int, steps: int, blocks: bool, keep: Path | None) -> bool:
     """One run, its report.json and its page."""
-    plan = plan_of(ranks, steps)
+    plan = plan_of(ranks, steps, blocks)
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         run = folder / "run"
@@ -149,10 +151,14 @@ def main() -> int:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path, help="a folder for the run and its reports")
+    parser.add_argument(
+        "--lines", action="store_true", help="records of version 1, all of them lines of JSON"
+    )
     options = parser.parse_args()
+    blocks = not options.lines
     if options.ranks is None:
-        return 0 if doubled(options.seed) else 1
-    return 0 if one_size(options.seed, options.ranks, options.steps, options.keep) else 1
+        return 0 if doubled(options.seed, blocks) else 1
+    return 0 if one_size(options.seed, options.ranks, options.steps, blocks, options.keep) else 1
 
 
 if __name__ == "__main__":

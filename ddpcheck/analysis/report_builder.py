@@ -22,7 +22,7 @@ from ddpcheck.analysis.node_notes import read_notes, write_errors_by_attempt
 from ddpcheck.analysis.overlap.build import overlap_or_why
 from ddpcheck.analysis.report import AttemptSummary as AttemptSummary
 from ddpcheck.analysis.report import RankStatus, RankSummary, Report, Verdict
-from ddpcheck.analysis.run_reader import RunReader, read_description
+from ddpcheck.analysis.run_reader import Progress, RunReader, read_description
 from ddpcheck.analysis.sharding.mesh import merge_shards, parameters_of
 from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.step_coverage.model import Coverage
@@ -70,11 +70,13 @@ def _restart(attempt: Attempt) -> int:
     return max((rank.header.restart for rank in attempt.ranks.values()), default=0)
 
 
-def analyse_run(path: Path, *, course: bool = False, abandoned: bool = False) -> Report:
+def analyse_run(
+    path: Path, *, course: bool = False, abandoned: bool = False, progress: Progress | None = None
+) -> Report:
     """Read a stored run and build its report. `abandoned`: its launcher is gone, and has not recorded the end."""
     description = read_description(path)
     run = RunReader(path)
-    return build_report(run, description, course=course, abandoned=abandoned)
+    return build_report(run, description, course=course, abandoned=abandoned, progress=progress)
 
 
 def build_report(
@@ -84,13 +86,14 @@ def build_report(
     course: bool = False,
     abandoned: bool = False,
     unwritten: Sequence[tuple[str, bytes]] = (),
+    progress: Progress | None = None,
 ) -> Report:
     """Read the remaining records of a run and build its report.
 
     `course`: include time series, for reports that draw charts. `unwritten`: lines that the launcher could not write to
-    its log, with the name of the log.
+    its log, with the name of the log. `progress`: is called while records are read.
     """
-    run.finish()
+    run.finish(progress)
     notes = read_notes(run.path, description, unwritten)
     exit_code = description.get("exit_code")
     exit_code = exit_code if isinstance(exit_code, int) else None

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.records.blocks import Block
 from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.registry import RANK_FILES
 
+# Called with the bytes that were read, and those of all files.
+Progress = Callable[[int, int], None]
 # Files are read in turns. Limits over all files, and the least and most for each: steps by which one rank may be ahead
 # of the slowest, lines of one file per turn, and bytes to read at a time.
 _AHEAD_OF_ALL, _FEWEST_AHEAD, MOST_AHEAD = 1 << 14, 4, 256
@@ -22,6 +28,7 @@ _LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 13, 8, 512
 _BYTES_OF_ALL, _FEWEST_BYTES = 16 << 20, 16 << 10
 # Of a new file only the first line is read, to identify the rank.
 _FIRST_BYTES = 4 << 10
+PATIENCE_SECONDS = 3.0
 # Jobs with this many files are large. Listing their folder loads the server of a shared file system: it may take at
 # most this share of the time.
 _MANY_FILES = 64
@@ -50,10 +57,12 @@ class RunReader:
 
     `host`: in a large job only the files of ranks on this host are read, until `follow_all` is called. Of other files
     only the first line is read: with a launcher on each of hundreds of nodes, each reads only its own ranks.
+    `patience`: for how many seconds records of steps may wait for those of other ranks. Ranks write blocks of a second.
     """
 
-    def __init__(self, path: Path, host: str = "") -> None:
+    def __init__(self, path: Path, host: str = "", patience: float = PATIENCE_SECONDS) -> None:
         self.path = path
+        self.patience = patience
         self._host = host
         self._listed = _ListingTimer()
         self.attempts: dict[str, Attempt] = {}
@@ -65,10 +74,10 @@ class RunReader:
         """Read the files of all hosts from now on."""
         self._host = ""
 
-    def poll(self, seconds: float = math.inf) -> bool:
+    def poll(self, seconds: float = math.inf, progress: Progress | None = None) -> bool:
         """Read new records from all files in turns, so that no rank gets far ahead. True if there were any.
 
-        Stops after `seconds`; the next call continues.
+        Stops after `seconds`; the next call continues. `progress` is called now and then.
         """
         deadline = time.monotonic() + seconds
         self._discover()
@@ -83,13 +92,19 @@ class RunReader:
                 has_new = has_new or more
                 if not more or self._is_remote(path):
                     reading.remove(path)
+            for attempt in self.attempts.values():
+                attempt.compare()
+            if progress is not None:
+                progress(self._bytes_read, self._bytes)
+        for attempt in self.attempts.values():
+            attempt.settle(self.patience)
         return has_new
 
-    def finish(self) -> None:
+    def finish(self, progress: Progress | None = None) -> None:
         """Read all remaining records. The ranks write no more."""
         self.follow_all()
         self._listed = _ListingTimer()
-        self.poll()
+        self.poll(progress=progress)
         for file, header in self._files.values():
             if header is None:
                 self.files_without_header += 1
@@ -102,6 +117,19 @@ class RunReader:
             self.unattributed_faults += [
                 record for record in RecordFile(path).read() if isinstance(record, FaultRecord)
             ]
+
+    @property
+    def _bytes_read(self) -> int:
+        return sum(file.bytes_read for file, _ in self._files.values())
+
+    @cached_property
+    def _bytes(self) -> int:
+        """Of all files, when it is first asked for."""
+        sizes = 0
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                sizes += path.stat().st_size
+        return sizes
 
     def ordered(self) -> list[Attempt]:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
@@ -136,18 +164,23 @@ class RunReader:
         header = self._files[path][1]
         if header is None:
             return "", 0
-        return header.session, sum(self.attempts[header.session].ranks[header.rank].steps.values())
+        return header.session, self.attempts[header.session].steps_read(header.rank)
 
     def _read(self, path: Path, lines: int, chunk: int) -> bool:
         file, header = self._files[path]
-        records = file.read(lines, chunk) if header is not None else file.read(1, _FIRST_BYTES)
-        for record in records:
-            if isinstance(record, RankHeader):
-                header = self._add_file(record)
+        items = file.read_items(lines, chunk) if header is not None else file.read_items(1, _FIRST_BYTES)
+        for item in items:
+            if isinstance(item, RankHeader):
+                header = self._add_file(item)
                 self._files[path] = (file, header)
-            if header is not None:
-                self.attempts[header.session].feed(header, record)
-        return bool(records)
+            if header is None:
+                continue
+            attempt = self.attempts[header.session]
+            if isinstance(item, Block):
+                attempt.feed_block(header, item)
+            else:
+                attempt.feed(header, item)
+        return bool(items)
 
     def _add_file(self, header: RankHeader) -> RankHeader:
         """Assign a new file to its attempt. A second file of a rank with the same session starts another attempt."""

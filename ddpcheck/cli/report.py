@@ -75,9 +75,11 @@ def report(
     from ddpcheck.analysis.report_builder import analyse_run
     from ddpcheck.launcher.runs import launcher_has_ended
     from ddpcheck.records.reader import read_run_file
+    from ddpcheck.reports.terminal.progress import ReadingProgress
 
     abandoned = launcher_has_ended(read_run_file(path))
-    result = analyse_run(path, course=outputs.need_time_series, abandoned=abandoned)
+    with ReadingProgress(sys.stderr) as progress:
+        result = analyse_run(path, course=outputs.need_time_series, abandoned=abandoned, progress=progress)
     if json:
         from ddpcheck.reports.json_report import to_json
 

@@ -16,7 +16,7 @@ from ddpcheck.analysis.exit_policy import ExitPolicy, is_incomplete
 from ddpcheck.analysis.finding import Severity
 from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.report_builder import build_report
-from ddpcheck.analysis.run_reader import RunReader, read_description
+from ddpcheck.analysis.run_reader import PATIENCE_SECONDS, RunReader, read_description
 from ddpcheck.config import Config
 from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.exchange_file import exchange_file, exchanges_in_use
@@ -41,6 +41,7 @@ from ddpcheck.machine_identity import boot_id
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reader import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
+from ddpcheck.reports.terminal.progress import ReadingProgress
 from ddpcheck.sampling.sampler import Sampler
 
 FINDINGS_STATUS = 10
@@ -124,7 +125,8 @@ def _run_command(
 ) -> _JobEnd:
     """Run the command until it ends."""
     node_log = NodeLog(folder.path)
-    run = RunReader(folder.path, node_log.host)
+    # A job that is stopped at once needs each record at once.
+    run = RunReader(folder.path, node_log.host, patience=0.0 if config.fail_fast else PATIENCE_SECONDS)
     sampler = Sampler(folder.path, config.sample_hz)
     started = time.monotonic()
     with live_view(run, folder.name, config.live, config.quiet) as view:
@@ -238,7 +240,14 @@ def report_run(
     try:
         # The folder may be gone, even where its contents are known.
         description = {**read_description(folder.path), **(description or {})}
-        report = build_report(run, description, course=outputs.need_time_series, unwritten=unwritten)
+        with ReadingProgress(sys.stderr) as progress:
+            report = build_report(
+                run,
+                description,
+                course=outputs.need_time_series,
+                unwritten=unwritten,
+                progress=None if config.quiet else progress,
+            )
     except RunNotFound:
         sys.stderr.write(
             f"ddpcheck: the run folder {folder.path} no longer exists; there is nothing to report\n"

@@ -28,7 +28,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -102,6 +102,21 @@ class RecordColumn:
         """The values as in the records. ValueError, TypeError or LookupError where the column is damaged."""
         return _DECODERS[self.encoding](self)
 
+    def value_at(self, row: int) -> Any:
+        """One value; of most columns the others are not decoded."""
+        match self.encoding:
+            case Encoding.RANGE:
+                return self.argument[0] + self.argument[1] * row
+            case Encoding.DELTA | Encoding.DECIMAL:
+                first, size = self.argument[:2]
+                number = first + sum(_numbers(_INTEGERS[size], self)[: row + 1])
+                return number if self.encoding is Encoding.DELTA else number / self.argument[2]
+            case Encoding.HEX:
+                return self.data[row * self.width : (row + 1) * self.width].hex()
+            case Encoding.BASE64:
+                return base64.b64encode(self.data[row * self.width : (row + 1) * self.width]).decode("ascii")
+        return self.values()[row]
+
     def bytes_of_rows(self) -> bytes:
         """The bytes of all rows of a text column, one after the other."""
         if self.encoding is not Encoding.SKETCHES:
@@ -136,6 +151,9 @@ class RecordTable:
         names = list(self.columns)
         columns = [self.columns[name].values() for name in names]
         return [self._record(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def record_at(self, row: int) -> Record:
+        return self._record({name: column.value_at(row) for name, column in self.columns.items()})
 
     def _record(self, values: dict[str, Any]) -> Record:
         """As the constructor makes it, which sets one field at a time: there are millions of records."""
@@ -356,23 +374,17 @@ def _numbers(code: str, column: RecordColumn) -> array[Any]:
 
 def _integers(column: RecordColumn) -> list[int]:
     first, size = column.argument[:2]
-    if type(first) is not int:
-        raise TypeError("no integer")
     differences = _numbers(_INTEGERS[size], column)
     return list(accumulate(differences, initial=first))[1:]
 
 
 def _of_range(column: RecordColumn) -> list[int]:
     first, difference = column.argument
-    if type(first) is not int or type(difference) is not int:
-        raise TypeError("no integer")
     return [first + difference * row for row in range(column.rows)]
 
 
 def _decimals(column: RecordColumn) -> list[float]:
     scale = column.argument[2]
-    if scale not in _SCALES:
-        raise ValueError("unknown scale")
     return [number / scale for number in _integers(column)]
 
 
@@ -409,7 +421,7 @@ _TYPES: dict[Encoding, type] = {
     Encoding.BASE64: str,
     Encoding.SKETCHES: str,
 }
-_SAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
+_ENCODINGS = {encoding.value: encoding for encoding in Encoding}
 # Tests a value of a field: kind, name of the field, value.
 FieldCheck = Callable[[str, str, Any], bool]
 
@@ -474,47 +486,60 @@ def _table_of(raw: Any, data: bytes, is_valid: FieldCheck) -> RecordTable | None
     cls = record_kinds().get(kind)
     if cls is None:
         return None
-    constants = _defaults_of(cls) | {name: value for name, value in given.items() if name in _names_of(cls)}
+    constants = _known_defaults(kind) | {
+        name: value for name, value in given.items() if name in _names_of(kind)
+    }
     found: dict[str, RecordColumn] = {}
     for name, encoding, argument, parts in columns:
-        if name not in _names_of(cls):
+        if name not in _names_of(kind):
             continue
         values = b"".join([_part(data, *part) for part in parts])
-        column = found[name] = RecordColumn(Encoding(encoding), argument, values, rows)
+        column = found[name] = RecordColumn(_ENCODINGS[encoding], argument, values, rows)
         constants.pop(name, None)
-        if not _is_valid_column(column, partial(is_valid, kind, name)):
+        if not _is_valid_column(column, kind, name, is_valid):
             raise BlockError(f"a column of the wrong type: {name}")
     for name, value in given.items():
         if name in constants and not is_valid(kind, name, value):
             raise BlockError(f"a value of the wrong type: {name}")
-    if _names_of(cls) - constants.keys() - found.keys():
+    if _names_of(kind) - constants.keys() - found.keys():
         raise BlockError("a missing column")
     return RecordTable(cls, rows, constants, found)
 
 
-def _is_valid_column(column: RecordColumn, is_valid: Callable[[Any], bool]) -> bool:
+@cache
+def _accepts(kind: str, name: str, value: type, is_valid: FieldCheck) -> bool:
+    return is_valid(kind, name, value())
+
+
+def _is_valid_column(column: RecordColumn, kind_of_record: str, name: str, is_valid: FieldCheck) -> bool:
     kind = _TYPES.get(column.encoding)
     if kind is None:
         values = column.values()
-        return len(values) == column.rows and all(map(is_valid, values))
-    if not is_valid(_SAMPLES[kind]):
+        return len(values) == column.rows and all(is_valid(kind_of_record, name, value) for value in values)
+    if not _accepts(kind_of_record, name, kind, is_valid):
         return False
-    if kind is str:
-        # Not decoded: most columns of text are compared as bytes, or not read.
-        sketches = column.encoding is Encoding.SKETCHES
-        return len(column.data) == column.rows * column.width and not (sketches and column.width % ITEM_BYTES)
-    return len(column.values()) == column.rows
+    # Not decoded here: most columns are compared as arrays, or not read.
+    size = len(column.data)
+    match column.encoding, column.argument:
+        case Encoding.RANGE, [int(), int()]:
+            return True
+        case (Encoding.DELTA, [int(), width]) | (Encoding.DECIMAL, [int(), width, 10_000 | 1_000_000]):
+            return width in _INTEGERS and size == column.rows * width
+        case Encoding.DOUBLE, _:
+            return size == column.rows * 8
+        case Encoding.SKETCHES, _:
+            return size == column.rows * column.width and not column.width % ITEM_BYTES
+        case Encoding.HEX | Encoding.BASE64, _:
+            return size == column.rows * column.width
+    return False
 
 
 @cache
-def _names_of(cls: type[Record]) -> frozenset[str]:
-    return frozenset(name for name, _ in field_defaults(cls))
+def _names_of(kind: str) -> frozenset[str]:
+    return frozenset(name for name, _ in field_defaults(record_kinds()[kind]))
 
 
 @cache
-def _known_defaults(cls: type[Record]) -> dict[str, Any]:
-    return {name: default for name, default in field_defaults(cls) if default is not MISSING}
-
-
-def _defaults_of(cls: type[Record]) -> dict[str, Any]:
-    return dict(_known_defaults(cls))
+def _known_defaults(kind: str) -> dict[str, Any]:
+    defaults = field_defaults(record_kinds()[kind])
+    return {name: default for name, default in defaults if default is not MISSING}

@@ -96,6 +96,10 @@ class RecordFile:
         return items
 
     @property
+    def bytes_read(self) -> int:
+        return self._offset
+
+    @property
     def torn(self) -> bool:
         """Whether the file currently ends in the middle of a line."""
         return bool(self._rest)
@@ -201,6 +205,9 @@ def _type_check(hint: Any) -> TypeCheck:
     origin, inner = get_origin(hint), [_type_check(part) for part in get_args(hint)]
     if origin is list:
         (item,) = inner
+        types = _JSON_TYPES.get(get_args(hint)[0])
+        if types is not None:
+            return lambda value: type(value) is list and types.issuperset(map(type, value))
         return lambda value: type(value) is list and all(map(item, value))
     if origin is dict:
         _, item = inner

@@ -200,7 +200,9 @@ def test_a_missing_rank_file_is_reported(stored: Path) -> None:
 
 
 # Enough to fill the small disk and to reach the limit on file sizes.
-STEP_COUNT = 160
+STEP_COUNT = 400
+# Every step is recorded: the records have to fill the disk.
+EVERY_STEP = ("--budget", "off")
 STEPS = ("--steps", str(STEP_COUNT))
 
 
@@ -224,7 +226,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.needs("tmpfs")
 def test_a_full_disk_loses_records_only(ddpcheck: RunWatched, alone: CommandResult, small_disk: Path) -> None:
-    done = ddpcheck(*prepared(FORKED, *STEPS), out=small_disk)
+    done = ddpcheck(*prepared(FORKED, *STEPS), out=small_disk, options=EVERY_STEP)
     # Not 0: the steps without records were not compared.
     assert (done.status, done.stdout) == (10, alone.stdout), str(done)
     assert "Traceback" not in done.stderr
@@ -238,7 +240,8 @@ def test_a_full_disk_loses_records_only(ddpcheck: RunWatched, alone: CommandResu
 
 def test_a_limit_on_file_sizes_loses_records_only(ddpcheck: RunWatched, alone: CommandResult) -> None:
     """The ranks cannot write, the launcher can: report.json lists the ranks whose records are incomplete."""
-    done = ddpcheck("bash", "-c", f"ulimit -f 12; exec {sys.executable} {FORKED} {' '.join(STEPS)}")
+    limited = f"ulimit -f 12; exec {sys.executable} {FORKED} {' '.join(STEPS)}"
+    done = ddpcheck("bash", "-c", limited, options=EVERY_STEP)
     assert (done.status, done.stdout, done.report["exit_code"]) == (10, alone.stdout, 0), str(done)
     assert "Traceback" not in done.stderr
     assert sorted(complaints(done)) == [("DDP605", [0]), ("DDP605", [1])]

@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--outlier-step", type=int, default=default.outlier_step, help="from this step on")
     parser.add_argument("--slow-node", type=int, help="a node whose backward takes longer")
     parser.add_argument("--slow-by", type=float, default=default.slow_by, help="by this fraction of a step")
+    parser.add_argument(
+        "--blocks", action="store_true", help="records of steps in blocks, as ranks write them"
+    )
     options = vars(parser.parse_args())
     make_run(options.pop("out"), options.pop("seed"), Plan(**options))
 

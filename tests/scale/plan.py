@@ -22,6 +22,8 @@ class Plan:
     slow_node: int | None = None
     slow_by: float = 0.3
     seed: int = 1
+    # Whether step records are in blocks of 40 steps, as ranks write them; otherwise all records are lines.
+    blocks: bool = False
 
     @property
     def nodes(self) -> int:

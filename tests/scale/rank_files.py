@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import random
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ddpcheck.records.codecs import distribute, shares
+from ddpcheck.records.reader import parse
+from tests.helpers.block_runs import block_file
 from tests.scale.epochs import Epochs
 from tests.scale.lines import Raw, digits, form_of, line_of
 from tests.scale.plan import Plan
@@ -75,8 +78,12 @@ class RankFiles:
         return self._begin + steps * self.step_seconds + self.offsets[self._plan.node_of(rank)]
 
     def _append(self, rank: int, text: str) -> None:
-        with (self._folder / f"rank-{rank:05d}.jsonl").open("a") as file:
-            file.write(text)
+        data = text.encode()
+        if self._plan.blocks:
+            records = [record for record in map(parse, data.splitlines()) if record is not None]
+            data = block_file(records, 2 * len(records) + 2, random.Random(rank)) if records else b""
+        with (self._folder / f"rank-{rank:05d}.jsonl").open("ab") as file:
+            file.write(data)
 
     def _head(self, rank: int) -> str:
         once = self._seed.ranks[rank % len(self._seed.ranks)].once

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.records.kinds.modules import ModuleRecord
-from ddpcheck.records.registry import from_mapping
+from ddpcheck.records.reader import RecordFile
+from ddpcheck.records.registry import from_mapping, to_mapping
 from tests.scale.sketches import Array, Sketches
 
 Raw = dict[str, Any]
@@ -104,6 +105,8 @@ class Seed:
 
 def _read(file: Path) -> SeedRank:
     rank = SeedRank()
-    for line in file.read_text().splitlines():
-        rank.add(json.loads(line))
+    reading = RecordFile(file)
+    while found := reading.read():
+        for record in found:
+            rank.add(to_mapping(record))
     return rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -84,6 +84,8 @@ _PARAMS, _APPLIED, _USED = Stage.PARAMS.value, Stage.APPLIED.value, Stage.USED.v
 _GRADIENTS, _PARAMETERS = TensorKind.GRADIENTS.value, TensorKind.PARAMETERS.value
 _IN_SERIES = (Stage.INIT_AFTER.value, Stage.PARAMS.value)
 
+# The digests of some ranks at a step, by its position.
+DigestsOfStep = Callable[[int], Sequence[DigestRecord]]
 # A record that is compared across ranks.
 RankDigest = DigestRecord | AppliedRecord
 _Value = TypeVar("_Value")
@@ -245,6 +247,60 @@ class Agreement:
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
 
+    def is_undisturbed(self, module: ModuleKey) -> bool:
+        """Whether nothing of the module is undecided, so that steps at which ranks agree can be added at once."""
+        return module not in self.unsampled and not any(
+            key.module == module for keys in (self._rewrites, self._unconfirmed) for key in keys
+        )
+
+    def add_agreed(self, module: ModuleKey, steps: Sequence[int], last: Mapping[int, RankDigest]) -> None:
+        """Add consecutive steps at which all ranks wrote equal digests. `last`: the records of the last step."""
+        record = next(iter(last.values()))
+        optimizer = -1 if record.optimizer is None else record.optimizer
+        key = ComparisonKey(module, record.stage, record.of, record.step, optimizer)
+        stats = self.stats.setdefault((module, key.stage, key.of), ComparisonStats())
+        stats.compared += len(steps)
+        agreed = stats.agreed.setdefault(optimizer, ComparedSteps())
+        for step in steps:
+            agreed.add(step)
+        for rank, one in last.items():
+            if isinstance(one, AppliedRecord):
+                self._keep_window(key, rank, one)
+            elif key.of == _PARAMETERS:
+                for settled in self._use.add(rank, module, key, one):
+                    self._compare_pending(settled)
+            if key.stage == _PARAMS:
+                self._latest[rank] = one.step
+        self._note_agreement(key, last)
+        if key.of == _PARAMETERS and key.stage in _IN_SERIES:
+            self.series.setdefault(module, AgreementSeries()).note_agreement(steps)
+        self._use.forget(key)
+        if self._held.get((module, optimizer)):
+            for step in steps:
+                self._release(key._replace(step=step))
+
+    def can_skip(self, module: ModuleKey) -> bool:
+        """Whether steps after a divergence may be added with `add_different`."""
+        return (
+            module not in self.unsampled
+            and not any(key.module == module for key in self._rewrites)
+            and self._has_diverged(module)
+        )
+
+    def add_different(
+        self, key: ComparisonKey, steps: Sequence[int], outliers: tuple[int, ...], digests: DigestsOfStep
+    ) -> None:
+        """Add steps at which a majority of the ranks and `outliers` had different parameters.
+
+        The step before them and the one after them must be such steps too, and be added one by one before: a step
+        decides what becomes of the difference of the step before.
+        """
+        stats = self.stats[key.module, key.stage, key.of]
+        stats.compared += len(steps)
+        stats.differing += len(steps)
+        self.reunions.setdefault(key.module, Reunions()).add_difference()
+        self.series.setdefault(key.module, AgreementSeries()).note_difference(steps, outliers, digests)
+
     def end_rank(self, rank: int) -> None:
         """The rank reports nothing more: comparisons that waited only for it are complete."""
         self.ended.add(rank)
@@ -349,6 +405,8 @@ class Agreement:
         if disagreement is None:
             if key not in self._pending:
                 self._use.forget(key)
+            return
+        if used is None and not complete and len(self._use.known(key)) < len(disagreement.digests):
             return
         after_step = {rank: record.root for rank, record in disagreement.digests.items()}
         used = self._use.of(key, after_step) if used is None or not used.keys() >= after_step.keys() else used

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from ddpcheck.analysis.aggregate.agreed_window import add_window
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, is_unwrapped, module_key
@@ -31,6 +32,7 @@ from ddpcheck.records.kinds.rank import (
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # Reading an enum's value is slow, and these are needed for every record.
 # Descriptions that are kept of each module: records of a backward may follow a few changes later.
@@ -44,8 +46,13 @@ _PARAMS, _REWRITTEN, _USED = Stage.PARAMS.value, Stage.REWRITTEN.value, Stage.US
 class AgreementCollector(Collector):
     """Compares digests of all ranks. What a job with DDP modules trains outside of them has its own collector."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.agreement = Agreement()
+
+    def add_window(self, window: Window) -> None:
+        add_window(self.agreement, window)
 
     def begin_rank(self, rank: RankData) -> None:
         self.agreement.hashes[rank.number] = rank.header.algorithm
@@ -80,9 +87,22 @@ class AgreementCollector(Collector):
 class RankCollector(Collector):
     """Fills the `RankData` of each rank."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self._agreement = attempt.agreement
         self._descriptions: dict[ModuleKey, ModuleRecord] = {}
+
+    def add_window(self, window: Window) -> None:
+        """Of each rank, only the last digest counts, and the forwards before its first step."""
+        digests = sorted(window.of(DigestRecord), key=lambda stream: stream.constants["stage"] == _PARAMS)
+        for stream in digests:
+            optimizer = stream.constants["optimizer"]
+            key = (stream.module, -1 if optimizer is None else optimizer)
+            for index, rank in enumerate(stream.ranks):
+                if stream.constants["stage"] == _PARAMS and key not in rank.first_steps:
+                    self.add_digest(rank, stream.module, cast("DigestRecord", stream.record_at(index, 0)))
+                self.add_digest(rank, stream.module, cast("DigestRecord", stream.last_of(index)))
 
     @collects_per_module(DigestRecord)
     def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:

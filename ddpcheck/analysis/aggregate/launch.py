@@ -9,6 +9,7 @@ from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.collector import AgreementCollector, NodesCollector
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, has_no_replica, is_unwrapped
 from ddpcheck.analysis.aggregate.registry import Collector, subscriptions
+from ddpcheck.analysis.aggregate.step_window import StepBuffer, Window
 from ddpcheck.analysis.allreduce.collector import AllReduceVerifier, GradientCollector
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.data.collector import DataCollector
@@ -22,6 +23,7 @@ from ddpcheck.analysis.timing.collector import (
     StepTimeCollector,
     StepTimeSeries,
 )
+from ddpcheck.records.blocks import Block
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, NodeMismatchRecord, RankHeader
 from ddpcheck.records.registry import Record
@@ -48,6 +50,9 @@ class Attempt:
         for cls in subscriptions():
             self.collector(cls)
         self._handlers = self._subscribe()
+        self._window_collectors = [each for each in self._collectors.values() if each.takes_windows]
+        self._window_handlers = self._subscribe(windows=True)
+        self._buffer = StepBuffer(self._feed, self._feed_window)
 
     def collector(self, cls: type[_AnyCollector]) -> _AnyCollector:
         """The collector of this class."""
@@ -56,19 +61,59 @@ class Attempt:
             known = self._collectors[cls] = cls(self)
         return cast("_AnyCollector", known)
 
-    def _subscribe(self) -> Mapping[type[Record], _Handlers]:
-        """By record class: the methods that take its records, and those that take them with their module."""
+    def _subscribe(self, windows: bool = False) -> Mapping[type[Record], _Handlers]:
+        """By record class: the methods that take its records, and those that take them with their module.
+
+        `windows`: without the methods of collectors that take windows.
+        """
         handlers: dict[type[Record], _Handlers] = {}
         for cls, methods in subscriptions().items():
+            if windows and cls.takes_windows:
+                continue
             for method, record, per_module in methods:
                 handlers.setdefault(record, ([], []))[per_module].append(getattr(self.collector(cls), method))
         return handlers
 
     def feed(self, header: RankHeader, record: Record) -> None:
         """Add the next record of a rank. `header` identifies the rank."""
-        rank = self.ranks.get(header.rank)
-        if rank is None:
-            rank = self._add_rank(header)
+        if header.rank not in self.ranks:
+            self._add_rank(header)
+        self._buffer.add_record(header.rank, record)
+
+    def feed_block(self, header: RankHeader, block: Block) -> None:
+        """Add the next block of a rank. Its records wait for those of the other ranks: see `settle`."""
+        if header.rank not in self.ranks:
+            self._add_rank(header)
+        self._buffer.add_block(header.rank, block)
+
+    def compare(self) -> None:
+        """Compare what all ranks have written."""
+        self._buffer.pass_on()
+
+    def settle(self, seconds: float) -> None:
+        """Compare what all ranks have written; pass on everything if some of it has waited for longer."""
+        self._buffer.settle(seconds)
+
+    def steps_read(self, rank: int) -> int:
+        """Steps of which records were read; those of blocks may not be compared yet."""
+        return self._buffer.steps_read(rank) or sum(self.ranks[rank].steps.values())
+
+    def _feed_window(self, window: Window) -> None:
+        for collector in self._window_collectors:
+            collector.add_window(window)
+        for stream in window.streams:
+            handlers = self._window_handlers.get(stream.record)
+            if handlers is None:
+                continue
+            plain, per_module = handlers
+            for index, rank in enumerate(stream.ranks):
+                for record in stream.records_of(index):
+                    for handle in plain:
+                        handle(rank, record)
+                    for handle in per_module:
+                        handle(rank, stream.module, record)
+
+    def _feed(self, rank: RankData, record: Record) -> None:
         handlers = self._handlers.get(type(record))
         if handlers is None:
             return
@@ -86,12 +131,14 @@ class Attempt:
 
     def _add_rank(self, header: RankHeader) -> RankData:
         rank = self.ranks[header.rank] = RankData(header)
+        self._buffer.add_rank(rank)
         for collector in self._collectors.values():
             collector.begin_rank(rank)
         return rank
 
     def end(self) -> None:
         """All records were read."""
+        self._buffer.drain()
         for collector in self._collectors.values():
             collector.end(self)
 

@@ -20,13 +20,14 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ddpcheck.records.registry import Record
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
     from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 _PACKAGE, _MODULE_NAME = "collectors", "collector"
 _Self = TypeVar("_Self")
@@ -38,6 +39,12 @@ class Collector:
 
     def __init__(self, attempt: Attempt) -> None:
         """`attempt` gives access to other collectors. Do not keep it: a cycle would delay freeing its memory."""
+
+    # Whether `add_window` takes the regular steps of all ranks. Otherwise the other methods receive their records.
+    takes_windows: ClassVar[bool] = False
+
+    def add_window(self, window: Window) -> None:
+        """Add regular steps of all ranks at once: their records are not passed to other methods."""
 
     def begin_rank(self, rank: RankData) -> None:
         """The header of a rank was read."""

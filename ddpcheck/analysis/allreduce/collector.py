@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, RankData, members
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
+from ddpcheck.analysis.aggregate.step_columns import equal_on_all_ranks
 from ddpcheck.analysis.allreduce.contributions import FEWEST_RANKS, Contribution, ContributionCheck
 from ddpcheck.analysis.allreduce.mean_check import (
     NOTHING,
@@ -32,6 +33,8 @@ from ddpcheck.records.kinds.rank import FaultRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_columns import Stream
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # The divisor of a backward inside join(): the number of ranks that still have data.
 LIVE_RANKS = -1
@@ -207,7 +210,6 @@ class AllReduceVerifier:
     def _finish(self, module: ModuleKey, number: int, early: bool = False) -> None:
         records = self._pending.take((module, number))
         description = self._described(module).pop(number)
-        stats = self.stats.setdefault(module, MeanCheckStats())
         try:
             local = SketchTable({rank: record.local for rank, record in records.items()})
             reduced = SketchTable(
@@ -215,6 +217,51 @@ class AllReduceVerifier:
             )
         except (TypeError, ValueError):
             return  # a damaged record
+        self._verify(module, number, records, local, reduced, description, early=early)
+
+    def add_window(self, stream: Stream, description: ModuleRecord) -> None:
+        """Verify the backwards of a window, in which all gradients are finite."""
+        module, ranks = stream.module, [rank.number for rank in stream.ranks]
+        if "local" not in stream.rows[0][0].table.columns and not stream.constants["local"]:
+            # Only searched for NaN and infinity.
+            self.stats.setdefault(module, MeanCheckStats())
+            return
+        roots, numbers = stream.texts("root"), stream.integers("number")
+        local, reduced = _sketches(stream, "local"), _sketches(stream, "reduced")
+        if roots is None or local is None or reduced is None or (numbers != numbers[:1]).any():
+            agreed = [False] * len(stream)
+        else:
+            agreed = equal_on_all_ranks(roots).tolist()
+        for row, step in enumerate(stream.steps.tolist()):
+            if not agreed[row] or local is None or reduced is None:
+                for index, rank in enumerate(stream.ranks):
+                    record = cast("BackwardRecord", stream.record_at(index, row))
+                    self.add(rank.number, module, record, description, ())
+                continue
+            try:
+                own, results = [
+                    SketchTable(_of_row(each, ranks, row, len(stream))) for each in (local, reduced)
+                ]
+            except ValueError:
+                continue  # a damaged record
+            # Ranks differ only in their sketches.
+            same = BackwardRecord(
+                number=int(numbers[0, row]), step=step, local="sketched", reduced="", root=""
+            )
+            self._verify(module, same.number, dict.fromkeys(ranks, same), own, results, description)
+
+    def _verify(
+        self,
+        module: ModuleKey,
+        number: int,
+        records: Mapping[int, BackwardRecord],
+        local: SketchTable,
+        reduced: SketchTable,
+        description: ModuleRecord,
+        *,
+        early: bool = False,
+    ) -> None:
+        stats = self.stats.setdefault(module, MeanCheckStats())
         self._note_nonfinite(stats, records)
         # Without sketches, a backward was only searched for NaN and infinity.
         if len(module[0]) < 2 or not any(record.local for record in records.values()):
@@ -274,7 +321,8 @@ class AllReduceVerifier:
         compared: list[Compared] = []
         errors: dict[int, tuple[float, float]] = {}
         worst: float | None = None
-        for rank, record in records.items():
+        for rank in reduced.ranks_in_order:
+            record = records[rank]
             divisor = len(records) if record.divisor == LIVE_RANKS else len(group)
             for index, result in zip(shares_by_rank[rank], reduced.row(rank), strict=False):
                 row = rows[index]
@@ -346,6 +394,8 @@ class AllReduceVerifier:
     ) -> None:
         step = min(record.step for record in records.values())
         stats.sketched_steps.add(step)
+        if local.all_different():
+            return
         by_sketch: dict[bytes, list[int]] = {}
         for rank in records:
             if local.any_gradient(rank) and local.all_known(rank):
@@ -356,6 +406,23 @@ class AllReduceVerifier:
                 stats.identical[key] = stats.identical.get(key, 0) + 1
                 if key in stats.identical_steps or len(stats.identical_steps) < MOST_IDENTICAL:
                     stats.identical_steps.setdefault(key, ComparedSteps()).add(step)
+
+
+def _sketches(stream: Stream, name: str) -> list[bytes] | None:
+    """By rank, the packed sketches of all rows; None where rows differ in length."""
+    arrays = [stream.texts_of(index, name) for index in range(len(stream.ranks))]
+    known = [array.tobytes() for array in arrays if array is not None]
+    return known if len(known) == len(arrays) else None
+
+
+def _of_row(sketches: Sequence[bytes], ranks: Sequence[int], row: int, rows: int) -> dict[int, bytes]:
+    """The sketches of one row, of the ranks that have any."""
+    found = {}
+    for rank, data in zip(ranks, sketches, strict=True):
+        if data:
+            size = len(data) // rows
+            found[rank] = data[row * size : (row + 1) * size]
+    return found
 
 
 def _reduced_nonfinite(records: Mapping[int, BackwardRecord]) -> dict[str, int]:
@@ -376,9 +443,26 @@ def _relative(outcome: MeanCheckResult, parts: Parts, divisor: int) -> float:
 class GradientCollector(Collector):
     """Verifies reduced gradients."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self._agreement = attempt.agreement
         self.verifier = AllReduceVerifier(hashes=self._agreement.hashes)
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(BackwardRecord):
+            if stream.module not in self.verifier.joined and not self.verifier.lost:
+                self.verifier.add_window(stream, self._description(stream.ranks[0], stream))
+                continue
+            for row in range(len(stream)):
+                for index, rank in enumerate(stream.ranks):
+                    self.add_backward(
+                        rank, stream.module, cast("BackwardRecord", stream.record_at(index, row))
+                    )
+
+    @staticmethod
+    def _description(rank: RankData, stream: Stream) -> ModuleRecord:
+        return rank.description(stream.module, stream.constants["revision"])
 
     @collects_per_module(BackwardRecord)
     def add_backward(self, rank: RankData, module: ModuleKey, record: BackwardRecord) -> None:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpcheck.records.codecs import ITEM_BYTES, OF_CODE, Packed, unpack_one, unwrap
 from ddpcheck.records.sketch_signs import BLOCK, LARGEST_WEIGHT
@@ -78,12 +78,13 @@ class SketchTable:
     is sliced from the bytes of all rows at once, and summed for the mean check in as few calls as possible.
     """
 
-    def __init__(self, texts: Mapping[int, str]) -> None:
+    def __init__(self, texts: Mapping[int, str] | Mapping[int, bytes]) -> None:
         self._rows = {rank: unwrap(text) for rank, text in texts.items()}
         longest = max(map(len, self._rows.values()), default=0)
         # Shorter rows are padded with zeros, which add nothing to a mean.
         self._bytes = b"".join(row.ljust(longest, b"\0") for row in self._rows.values())
         self._width = longest
+        self._sums: tuple[Any, Any, Any] | None = None
 
     def __len__(self) -> int:
         """The number of columns."""
@@ -102,6 +103,10 @@ class SketchTable:
     def packed(self) -> bytes:
         """All rows, one after the other, padded to the same length."""
         return self._bytes
+
+    def all_different(self) -> bool:
+        """Whether no two ranks have the same sketches."""
+        return len(set(self._rows.values())) == len(self._rows)
 
     def packed_row(self, rank: int) -> bytes:
         return self._rows[rank]
@@ -136,25 +141,76 @@ class SketchTable:
 
     def parts(self, index: int) -> Parts:
         """The sum of one column."""
+        if len(self._rows) >= _FEWEST_FOR_ARRAYS:
+            return self._parts_by_array(index)
         begin = ITEM_BYTES * index
         codes = self._bytes[begin :: self._width]
         if _NOT_FINITE in codes:
-            return parts_of(self._at(rank, index) for rank in self._rows if self.at(rank, index) is not None)
+            return self._exact_parts(index)
         steps = bytearray(4 * len(codes))
         for byte in range(4):
             steps[byte::4] = self._bytes[begin + 1 + byte :: self._width]
         counts = sorted(((code, codes.count(code)) for code in set(codes) if code), reverse=True)
-        return Parts(
-            value=math.fsum(map(mul, _signed(steps), map(_UNITS.__getitem__, codes))),
-            error=sum([OF_CODE[code].error * count for code, count in counts]),
-            norms=tuple([(OF_CODE[code].norm, count) for code, count in counts]),
+        return _parts_of_counts(
+            math.fsum(map(mul, _signed(steps), map(_UNITS.__getitem__, codes))),
+            counts,
         )
+
+    def _exact_parts(self, index: int) -> Parts:
+        return parts_of(self._at(rank, index) for rank in self._rows if self.at(rank, index) is not None)
+
+    def _parts_by_array(self, index: int) -> Parts:
+        if self._sums is None:
+            self._sums = _sums_of(self._bytes, len(self._rows))
+        values, counts, usable = self._sums
+        if not usable[index]:
+            return self._exact_parts(index)
+        present = [(code, count) for code, count in enumerate(counts[index].tolist()) if code and count]
+        return _parts_of_counts(float(values[index]), present[::-1])
+
+    def squares(self) -> dict[int, float | None]:
+        """`square` of each rank."""
+        if len(self._rows) < _FEWEST_FOR_ARRAYS or not self._width:
+            return {rank: self.square(rank) for rank in self.ranks}
+        import numpy
+
+        codes = numpy.frombuffer(self._bytes, "u1").reshape(len(self._rows), -1)[:, ::ITEM_BYTES]
+        squares = numpy.array([*_SQUARES, *[math.nan] * (256 - len(_SQUARES))])[codes].sum(axis=1)
+        known = zip(self._rows, squares.tolist(), strict=True)
+        return {rank: None if math.isnan(square) else square for rank, square in sorted(known)}
 
     def _codes(self, rank: int) -> bytes:
         return self._rows[rank][::ITEM_BYTES]
 
     def _at(self, rank: int, index: int) -> Packed:
         return unpack_one(self._rows[rank][ITEM_BYTES * index : ITEM_BYTES * (index + 1)])
+
+
+# Below this number of ranks, arrays take longer than loops.
+_FEWEST_FOR_ARRAYS = 16
+
+
+def _parts_of_counts(value: float, counts: Sequence[tuple[int, int]]) -> Parts:
+    """`counts`: how many ranks have a norm of each code, the largest first."""
+    return Parts(
+        value=value,
+        error=sum([OF_CODE[code].error * count for code, count in counts]),
+        norms=tuple([(OF_CODE[code].norm, count) for code, count in counts]),
+    )
+
+
+def _sums_of(table: bytes, ranks: int) -> tuple[Any, Any, Any]:
+    """By parameter: the sum of the values, how often each code occurs, and whether all are finite."""
+    import numpy
+
+    items = numpy.frombuffer(table, numpy.dtype([("code", "u1"), ("steps", "<i4")])).reshape(ranks, -1)
+    codes = items["code"]
+    units = numpy.array([*_UNITS, *[0.0] * (256 - len(_UNITS))])
+    values = (items["steps"] * units[codes]).sum(axis=0)
+    columns = codes.shape[1]
+    positions = codes.astype(numpy.int64) + 256 * numpy.arange(columns)
+    counts = numpy.bincount(positions.ravel(), minlength=256 * columns).reshape(columns, 256)
+    return values, counts, (codes != _NOT_FINITE).all(axis=0)
 
 
 def _signed(little_endian: bytearray) -> array[int]:

@@ -15,6 +15,7 @@ from ddpcheck.records.kinds.state import GradientStart, GradientStartRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # Changes of the number of backwards that are kept for each rank.
 MOST_CHANGES = 4096
@@ -35,6 +36,8 @@ class AccumulationDifference:
 class AccumulationCollector(Collector):
     """By module and rank, the changes of both; a rank writes or keeps a bounded number of them."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.starts: dict[ModuleKey, dict[int, list[GradientStartRecord]]] = {}
         # By module and optimizer, then by rank: steps and the number of backwards from there on; None: not known.
@@ -42,6 +45,15 @@ class AccumulationCollector(Collector):
         self.steps: dict[tuple[ModuleKey, int], dict[int, int]] = {}
         # By module and optimizer: how many steps of all ranks had this number of reduced backwards.
         self.reduced: dict[tuple[ModuleKey, int], Counter[int]] = {}
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(AppliedRecord):
+            constants = stream.constants
+            key = (stream.module, constants["optimizer"])
+            self.reduced.setdefault(key, Counter())[constants["synced"]] += len(stream) * len(stream.ranks)
+            for rank in stream.ranks:
+                self._add_count(rank, key, int(stream.steps[0]), constants["synced"] + constants["unsynced"])
+                self.steps[key][rank.number] = int(stream.steps[-1]) + 1
 
     @collects_per_module(GradientStartRecord)
     def add_start(self, rank: RankData, module: ModuleKey, record: GradientStartRecord) -> None:
@@ -52,11 +64,14 @@ class AccumulationCollector(Collector):
         # Steps after a backward that DDP did not reduce have findings of their own.
         count = record.synced + record.unsynced if record.last == _SYNCED else None
         key = (module, record.optimizer)
-        changes = self._counts.setdefault(key, {}).setdefault(rank.number, [])
-        self.steps.setdefault(key, {})[rank.number] = record.step + 1
         self.reduced.setdefault(key, Counter())[record.synced] += 1
+        self._add_count(rank, key, record.step, count)
+
+    def _add_count(self, rank: RankData, key: tuple[ModuleKey, int], step: int, count: int | None) -> None:
+        changes = self._counts.setdefault(key, {}).setdefault(rank.number, [])
+        self.steps.setdefault(key, {})[rank.number] = step + 1
         if (not changes or changes[-1][1] != count) and len(changes) < MOST_CHANGES:
-            changes.append((record.step, count))
+            changes.append((step, count))
 
     def different_starts(
         self, module: ModuleKey, until: Mapping[int, int]

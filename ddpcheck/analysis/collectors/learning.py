@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects_per_module
@@ -14,6 +14,8 @@ from ddpcheck.records.kinds.gradients import BackwardRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_columns import Stream
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # Bytes of each digest that are compared: those that the records of steps have.
 _WIDTH = 2
@@ -60,8 +62,30 @@ class Changes:
 class LearningCollector(Collector):
     """Of one rank per module: replicas agree, or another rule reports it."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.modules: dict[ModuleKey, Changes] = {}
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(BackwardRecord):
+            changes = self.modules.setdefault(stream.module, Changes())
+            # The backwards of a window have no absent gradients.
+            changes.absent = set()
+            changes.backwards += len(stream)
+        for stream in window.of(DigestRecord):
+            if stream.constants["of"] == _PARAMETERS:
+                self._add_digests(stream)
+
+    def _add_digests(self, stream: Stream) -> None:
+        changes = self.modules.setdefault(stream.module, Changes())
+        if changes.lost or (changes.first and len(changes.changed) == len(changes.first)):
+            optimizer = stream.constants["optimizer"]
+            changes.steps[-1 if optimizer is None else optimizer] += len(stream)
+            return
+        first = next(index for index, rank in enumerate(stream.ranks) if rank.number == stream.module[0][0])
+        for record in stream.records_of(first):
+            changes.add(cast("DigestRecord", record))
 
     @collects_per_module(DigestRecord)
     def add(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:

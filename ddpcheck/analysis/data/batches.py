@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.records.kinds.data import BatchRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.step_columns import Stream
 
 # Limits of ranks and steps. Longer jobs are downsampled like the losses.
 MOST_RANKS = 16
@@ -195,6 +200,27 @@ class Counts:
             if ratio > self.ratio:
                 self.ratio, self.worst = ratio, BatchFingerprints(step, forward, dict(counts))
 
+    def add_window(self, stream: Stream, name: str, steps: Sequence[int], forwards: Sequence[int]) -> None:
+        """`add` for each forward of a window."""
+        values = stream.integers(name)
+        if not (values > 0).all(axis=0).any():
+            return
+        numbers = [rank.number for rank in stream.ranks]
+        if (values == values[:, :1]).all() and values.max() <= TOLERANCE * values.min():
+            counts = dict(zip(numbers, values[:, 0].tolist(), strict=True))
+            self.compared += len(steps)
+            for step in steps:
+                self.losses.add(step, counts)
+            for rank, count in counts.items():
+                frequencies = self.usual.setdefault(rank, Counter())
+                if count in frequencies or len(frequencies) < MOST_DISTINCT:
+                    frequencies[count] += len(steps)
+                self.totals[rank] += count * len(steps)
+            return
+        for step, forward, row in zip(steps, forwards, values.T.tolist(), strict=True):
+            if min(row) > 0:
+                self.add(step, forward, dict(zip(numbers, row, strict=True)))
+
     def regular(self) -> bool:
         """Whether each rank has the same batch size in most forwards, as with a DataLoader."""
         return all(2 * max(frequencies.values()) >= self.compared for frequencies in self.usual.values())
@@ -230,6 +256,37 @@ class ModuleBatches:
         self.rows.add(step, forward, _counts(records, "rows"))
         self.tokens.add(step, forward, _counts(records, "tokens"))
         self.attended.add(step, forward, _counts(records, "attended"))
+
+    def compare_window(self, stream: Stream) -> bool:
+        """Compare forwards of a window in which all ranks had new and different batches; False if they had not."""
+        from numpy import array, concatenate, equal, sort, uint64, zeros
+
+        digests = stream.texts("digest")
+        forwards, steps = stream.integers("forward"), _steps_of(stream, stream.integers("forward"))
+        if digests is None or steps is None or not 0 < digests.shape[2] <= 8:
+            return False
+        if not (equal(forwards, forwards[:1]).all() and equal(steps, steps[:1]).all()):
+            return False
+        ranks, rows, width = digests.shape
+        padded = zeros((ranks, rows, 8), "u1")
+        padded[:, :, :width] = digests
+        numbers = padded.view(uint64)[:, :, 0]
+        recent = [self._recent.setdefault(rank.number, deque(maxlen=RECENT_BATCHES)) for rank in stream.ranks]
+        before = array([_numbers_of(each, width) for each in recent], uint64)
+        whole = concatenate([before, numbers], axis=1)
+        for distance in range(1, RECENT_BATCHES + 1):
+            if equal(whole[:, RECENT_BATCHES:], whole[:, RECENT_BATCHES - distance : -distance]).any():
+                return False
+        ordered = sort(numbers, axis=0)
+        if equal(ordered[1:], ordered[:-1]).any():
+            return False
+        self.forwards += rows
+        self.batches.compared += rows
+        for index, each in enumerate(recent):
+            each.extend(digest.tobytes().hex() for digest in digests[index, -RECENT_BATCHES:])
+        for counts, name in ((self.rows, "rows"), (self.tokens, "tokens"), (self.attended, "attended")):
+            counts.add_window(stream, name, steps[0].tolist(), forwards[0].tolist())
+        return True
 
     def _compare_batches(self, step: int, forward: int, records: Mapping[int, BatchRecord]) -> None:
         fresh: dict[int, str] = {}
@@ -279,6 +336,25 @@ class ModuleBatches:
             )
 
 
+def _numbers_of(digests: Sequence[str], width: int) -> list[int]:
+    """The last digests as integers, as many as are remembered; 0 stands for none."""
+    known = [int.from_bytes(bytes.fromhex(text)[:8].ljust(8, b"\0"), sys.byteorder) for text in digests]
+    return [0] * (RECENT_BATCHES - len(known)) + known
+
+
+def _steps_of(stream: Stream, forwards: Any) -> Any:
+    """None where some records of a rank state the step and others do not."""
+    parts = [
+        row.table.constants.get("step")
+        for rows in stream.rows
+        for row in rows
+        if "step" not in row.table.columns
+    ]
+    if all(step is None for step in parts) and parts:
+        return forwards if len(parts) == sum(map(len, stream.rows)) else None
+    return None if None in parts else stream.integers("step")
+
+
 def _counts(records: Mapping[int, BatchRecord], name: str) -> dict[int, int]:
     """Empty unless all ranks have the count: a rank without it may do something else."""
     counts = {rank: int(getattr(record, name)) for rank, record in records.items()}
@@ -307,6 +383,16 @@ class Batches:
             self._finish(key)
         elif len(self._pending) > MOST_PENDING:
             self._finish(self._pending.oldest())
+
+    def add_window(self, stream: Stream) -> None:
+        """Add the batches of a window."""
+        if len(stream.ranks) > 1 and self.modules.setdefault(stream.module, ModuleBatches()).compare_window(
+            stream
+        ):
+            return
+        for row in range(len(stream)):
+            for index, rank in enumerate(stream.ranks):
+                self.add(rank.number, stream.module, cast("BatchRecord", stream.record_at(index, row)))
 
     def end_rank(self, rank: int) -> None:
         for key in self._pending.end_rank(rank):

@@ -18,6 +18,7 @@ from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # Limit of an unpacked bitmap: ddpcheck writes none that is larger.
 MOST_BYTES = 1 << 16
@@ -203,6 +204,8 @@ class RepeatedOrder:
 class DataCollector(Collector):
     """Batches, loaders and epochs of all ranks."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.batches = Batches()
         self.splits: dict[ModuleKey, list[EpochSplit]] = {}
@@ -213,6 +216,10 @@ class DataCollector(Collector):
         self._shares: dict[int, set[tuple[int, int, int]]] = {}
         self.iterable: set[ModuleKey] = set()
         self._pending: PendingValues[EpochKey, LoaderPass] = PendingValues()
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(BatchRecord):
+            self.batches.add_window(stream)
 
     @collects(LoaderRecord)
     def add_loader(self, rank: RankData, record: LoaderRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
@@ -15,6 +15,7 @@ from ddpcheck.records.kinds.gradients import BackwardRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 MOST_POINTS = 512
 # Approximate total over all ranks.
@@ -43,6 +44,11 @@ class StepTimeline:
         """A step ended at this time. Times that go back are ignored."""
         if not self._times or time >= self._times[-1]:
             self._series.add_row(step, {"time": time})
+
+    @property
+    def every(self) -> int:
+        """Of this many steps, one is kept."""
+        return self._series.every
 
     @property
     def steps(self) -> int:
@@ -95,6 +101,16 @@ class StepTimes:
             lines[line] = StepTimeline(max(_FEWEST_POINTS, min(MOST_POINTS, share)))
         lines[line].add(step, time)
 
+    def add_steps(self, rank: int, line: Line, steps: Sequence[int], times: Sequence[float]) -> None:
+        """Consecutive steps: `step` for each of them that the timeline may keep."""
+        known = self._lines.get(rank, {}).get(line)
+        every = 1 if known is None else known.every
+        before = -1
+        for index, step in enumerate(steps):
+            if step // every != before or index == len(steps) - 1:
+                self.step(rank, line, step, times[index])
+            before = step // every
+
     def reduced(self, module: ModuleKey, number: int) -> None:
         self._reductions[module] = max(number, self._reductions.get(module, 0))
 
@@ -122,8 +138,22 @@ _PARAMS = Stage.PARAMS.value
 class StepTimelineCollector(Collector):
     """Times of steps, and the number of reduced backwards."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.step_times = StepTimes()
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(DigestRecord):
+            if stream.constants["stage"] != _PARAMS:
+                continue
+            optimizer = stream.constants["optimizer"]
+            line = (stream.module, -1 if optimizer is None else optimizer)
+            steps = stream.steps.tolist()
+            for rank, times in zip(stream.ranks, stream.floats("time").tolist(), strict=True):
+                self.step_times.add_steps(rank.number, line, steps, times)
+        for stream in window.of(BackwardRecord):
+            self.step_times.reduced(stream.module, int(stream.integers("number").max()))
 
     @collects_per_module(DigestRecord)
     def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,7 @@ class GradientSeries(AggregatedSeries[Point]):
         self, step: int, local: SketchTable, reduced: SketchTable | None, off_mean: float | None
     ) -> None:
         """Add one backward. Each rank sketches a share of the reduced gradients."""
-        squares = {rank: local.square(rank) for rank in local.ranks}
-        values = {rank: math.sqrt(square) for rank, square in squares.items() if square is not None}
+        values = {rank: math.sqrt(square) for rank, square in local.squares().items() if square is not None}
         total = None if reduced is None else reduced.square()
         if total is not None:
             values[REDUCED] = math.sqrt(total)
@@ -98,9 +97,12 @@ class DifferingSeries(AggregatedSeries[int]):
     def __init__(self) -> None:
         super().__init__(MOST_POINTS, lambda one, other: one or other)
 
+    def has_count(self, step: int) -> bool:
+        return bool(self.points.get(step // self.every))
+
     def note(self, step: int, records: Sequence[DigestRecord]) -> None:
         # Step -1 is the wrapping. Counting is slow, so a point that has a count is not counted again.
-        if step >= 0 and not self.points.get(step // self.every):
+        if step >= 0 and not self.has_count(step):
             self.add_value(step, differing(records))
 
 
@@ -128,6 +130,37 @@ class AgreementSeries:
     # Number of differing parameters by step.
     differing: DifferingSeries = field(default_factory=DifferingSeries)
     _named: int = 0
+
+    def note_agreement(self, steps: Sequence[int]) -> None:
+        """Consecutive steps at which all ranks of the group reported the same."""
+        for step in steps:
+            self.differing.note(step, ())
+        last = self.intervals[-1] if self.intervals else None
+        if last and last.first >= 0 and last.last <= steps[0] and not last.odd and not last.absent:
+            new = sum(step > last.last for step in steps)
+            self.intervals[-1] = replace(last, last=steps[-1], compared=last.compared + new)
+        elif len(self.intervals) >= MOST_INTERVALS or self._named > MOST_NAMED:
+            self.cut = True
+        else:
+            self.intervals.append(AgreementInterval(steps[0], steps[-1], len(steps), (), (), True))
+
+    def note_difference(
+        self,
+        steps: Sequence[int],
+        outliers: tuple[int, ...],
+        digests: Callable[[int], Sequence[DigestRecord]],
+    ) -> None:
+        """Consecutive steps with the same outliers as the last one. `digests`: by position in `steps`."""
+        for position, step in enumerate(steps):
+            if not self.differing.has_count(step):
+                self.differing.note(step, digests(position))
+        last = self.intervals[-1] if self.intervals else None
+        if last and (last.odd, last.absent) == (outliers, ()):
+            new = sum(step > last.last for step in steps)
+            self.intervals[-1] = replace(last, last=steps[-1], compared=last.compared + new)
+        else:
+            # There was no space for another interval.
+            self.cut = True
 
     def note(self, step: int, group: tuple[int, ...], digests: Mapping[int, str]) -> None:
         """`digests` holds the parameter digest of each rank; ranks of the group that are not in it did not report."""

@@ -54,6 +54,21 @@ class BoundedSeries:
         while len(self.steps) > self.limit:
             self._halve()
 
+    def add_rows(self, steps: Sequence[int], rows: Mapping[str, Sequence[Any]]) -> None:
+        """Add consecutive steps of an aligned series. A step for which `rows` has nothing must not be among them."""
+        last = self.steps[-1] if self.steps else None
+        chosen = [
+            index
+            for index, step in enumerate(steps)
+            if step % self.every == 0 and (last is None or step > last)
+        ]
+        self.steps.extend([steps[index] for index in chosen])
+        for name, column in self.columns.items():
+            values = rows[name]
+            column.extend(values if len(chosen) == len(steps) else [values[index] for index in chosen])
+        while len(self.steps) > self.limit:
+            self._halve()
+
     def _is_kept(self, step: int, previous: int | None) -> bool:
         if self._aligned:
             return step % self.every == 0

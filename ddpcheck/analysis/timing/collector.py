@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from ddpcheck.records.kinds.timing import ClockRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
+    from ddpcheck.analysis.aggregate.step_columns import Stream
+    from ddpcheck.analysis.aggregate.step_window import Window
 
 # Steps that are kept of each rank.
 MOST_STEPS, FEWEST_STEPS = 2048, 256
@@ -50,6 +53,10 @@ class StepTimeSeries(BoundedSeries):
             self.ddp = record.ddp
         if not record.total:
             return
+        columns = _host_columns(record)
+        if columns is not None:
+            self.add_rows(range(record.step, record.step + len(record.total)), columns)
+            return
         for number, row in enumerate(_rows(record)):
             if row is not None:
                 self.add_row(record.step + number, row)
@@ -59,6 +66,35 @@ class StepTimeSeries(BoundedSeries):
         """The shortest wait for communication in seconds; steps without communication do not count."""
         shortest = min((wait for wait in self.columns["wait"] if wait > 0), default=None)
         return None if shortest is None else shortest / 1e6
+
+
+def _host_columns(record: ClockRecord) -> dict[str, list[int]] | None:
+    """The columns of `_rows`; None for times of a device, and where a row is missing."""
+    parts = {name: getattr(record, name) for name in ("forward", "backward", "wait", "optimizer")}
+    length = len(record.total)
+    if record.device or any(
+        len(column) != length for column in (*parts.values(), record.data, record.watching, record.queued)
+    ):
+        return None
+    if any(len(column) not in (0, length) for column in (record.faults, record.kernel)):
+        return None
+    if min(record.total) <= 0 or min(map(min, parts.values())) < 0:
+        return None
+    rest = [
+        max(0, total - busy)
+        for total, busy in zip(record.total, map(sum, zip(*parts.values(), strict=True)), strict=True)
+    ]
+    data = list(map(min, record.data, rest))
+    return {
+        **parts,
+        "data": data,
+        "other": [left - waited for left, waited in zip(rest, data, strict=True)],
+        "total": record.total,
+        "watching": record.watching,
+        "queued": record.queued,
+        "faults": record.faults or [-1] * length,
+        "kernel": record.kernel or [-1] * length,
+    }
 
 
 def _rows(record: ClockRecord) -> list[dict[str, int] | None]:
@@ -239,6 +275,27 @@ class ClockOffsets:
         if len(self._open) > _MOST_OPEN:
             self._close()
 
+    def add_window(self, stream: Stream) -> None:
+        """The same for the backwards of a window."""
+        import numpy as np
+
+        hosts: dict[str, list[int]] = {}
+        for index, rank in enumerate(stream.ranks):
+            self._hosts[rank.number] = rank.header.host
+            hosts.setdefault(rank.header.host, []).append(index)
+        numbers = stream.integers("number")[0]
+        known = stream.floats("time")
+        known = np.where(known > 0, known, np.inf)
+        timed = np.flatnonzero((numbers > _WARM_UP) & np.isfinite(known).any(axis=0))
+        earliest = {host: known[ranks][:, timed].min(axis=0).tolist() for host, ranks in hosts.items()}
+        for position, number in enumerate(numbers[timed].tolist()):
+            times = self._open.setdefault((stream.module, number), {})
+            for host, values in earliest.items():
+                if math.isfinite(values[position]):
+                    times[host] = min(times.get(host, values[position]), values[position])
+            if len(self._open) > _MOST_OPEN:
+                self._close()
+
     def hosts(
         self,
         here: Mapping[int, str],
@@ -320,8 +377,14 @@ class StepTimeCollector(Collector):
 class ClockOffsetCollector(Collector):
     """Ends of reduced backwards by host."""
 
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.offsets = ClockOffsets()
+
+    def add_window(self, window: Window) -> None:
+        for stream in window.of(BackwardRecord):
+            self.offsets.add_window(stream)
 
     @collects_per_module(BackwardRecord)
     def add(self, rank: RankData, module: ModuleKey, record: BackwardRecord) -> None:

@@ -27,6 +27,9 @@ _USED = Stage.USED.value
 class UnwrappedCollector(Collector):
     """Digests of unwrapped modules, and the evidence of how they are connected with the DDP modules."""
 
+    # They contain no unwrapped module.
+    takes_windows = True
+
     def __init__(self, attempt: Attempt) -> None:
         self.agreement = Agreement()
         # By module: why DDP did not reduce its backwards, as values of `UnwrappedReason`.

@@ -199,6 +199,13 @@ def test_columns_of_step_records_are_compact() -> None:
     assert 3 * len(block_of(rows)) < sum(len(to_line(record)) for record in rows)
 
 
+def test_a_single_record_of_a_table() -> None:
+    records = [record for step in range(20) for record in step_records(step)]
+    for table in blocks.decode(block_of(records)[:-1], lambda *_: True).tables:
+        assert table is not None
+        assert [table.record_at(row) for row in range(table.rows)] == table.records()
+
+
 def test_records_that_are_no_rows_are_refused() -> None:
     builder = BlockBuilder()
     assert not builder.add(JoinRecord(0, 0))
