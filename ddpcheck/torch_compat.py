@@ -71,7 +71,7 @@ PYTHON_REDUCER = PrivateName(
 OPTIMIZE_DDP = PrivateName(
     "torch._dynamo.utils",
     "get_optimize_ddp_mode",
-    "it is not said why gradients that a compiled backward reduces are not checked",
+    "the reason why gradients of a compiled backward are not checked is not reported",
     optional=True,
 )
 IGNORED_NAMES = PrivateName(

@@ -104,7 +104,7 @@ def build_report(
     unattributed = _faults_by_attempt(run.unattributed_faults, ranks)
     write_errors = write_errors_by_attempt(notes.write_errors, ranks)
     if abandoned:
-        # These ranks were killed, or could not write: nobody knows whether their records are complete.
+        # These ranks were killed, or could not write: it is unknown whether their records are complete.
         for errors, rows in zip(write_errors, ranks, strict=True):
             errors |= {row.rank: NO_END for row in rows if row.status is RankStatus.RUNNING}
     machine = machine_of(run.path, attempts[-1])

@@ -113,7 +113,7 @@ def _sample(
     thread = threads.get(recorded, pid)
     excluded, workers = frozenset(threads.values()) - {thread}, []
     match answer.awaits if answer is not None else []:
-        # In another namespace, workers are not looked at: their rank then counts as busy.
+        # In another namespace, workers are not examined: their rank then counts as busy.
         case [Awaited.LOADER.value, list(pids), list(of_loader)] if not ids.is_foreign(header):
             workers = [each for each in pids if isinstance(each, int)]
             excluded |= {each for each in of_loader if isinstance(each, int)}

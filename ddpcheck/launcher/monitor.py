@@ -12,8 +12,8 @@ from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
 from ddpcheck.launcher.hang_detector import HangDetector
 from ddpcheck.launcher.live_view import REFRESH_SECONDS, LiveView
-from ddpcheck.launcher.process.namespaces import RankProcessIds
 from ddpcheck.launcher.metrics_export import MetricsExport
+from ddpcheck.launcher.process.namespaces import RankProcessIds
 from ddpcheck.launcher.process.process_table import ending_signal, read_process
 from ddpcheck.launcher.process.supervise import StopRequest
 from ddpcheck.launcher.unwatched import UnwatchedProcesses

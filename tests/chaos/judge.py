@@ -60,15 +60,15 @@ def _raised_by_ddpcheck(text: str) -> bool:
 
 
 def _wrong_report(scene: Scene, fault: Fault, run_dir: Path, launches: list[Launch]) -> Iterator[str]:
-    said = "\n".join(launch.stderr for launch in launches)
+    stderr = "\n".join(launch.stderr for launch in launches)
     if not (run_dir / "report.json").is_file():
         if fault.reports:
-            yield f"no report: {said[-1500:]}"
-        elif not _SENTENCE.search(said) and -9 not in fault.statuses:
-            yield f"neither a report nor a sentence: {said[-1500:]}"
+            yield f"no report: {stderr[-1500:]}"
+        elif not _SENTENCE.search(stderr) and -9 not in fault.statuses:
+            yield f"neither a report nor a sentence: {stderr[-1500:]}"
     if not run_dir.is_dir():
-        if str(run_dir) not in said:
-            yield f"no sentence about the run folder: {said[-1500:]}"
+        if str(run_dir) not in stderr:
+            yield f"no sentence about the run folder: {stderr[-1500:]}"
         return
     again = _report_again(run_dir)
     if again.returncode not in (0, 10) or "Traceback" in again.stderr:

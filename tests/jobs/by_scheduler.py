@@ -47,9 +47,9 @@ def main(case: str) -> None:
         if case == "until_signal":
             time.sleep(0.1)
             # All ranks end at the same step.
-            told = torch.tensor(len(signals))
-            dist.all_reduce(told)
-            if told:
+            signalled = torch.tensor(len(signals))
+            dist.all_reduce(signalled)
+            if signalled:
                 print(f"told to end: {len(signals)}", flush=True)
                 break
     dist.destroy_process_group()

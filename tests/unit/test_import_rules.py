@@ -26,6 +26,7 @@ IN_RANK = [
     "guard",
     "injection",
     "links",
+    "machine_identity",
     "patches",
     "privacy",
     "step_ranges",

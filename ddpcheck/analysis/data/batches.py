@@ -337,7 +337,7 @@ class ModuleBatches:
 
 
 def _numbers_of(digests: Sequence[str], width: int) -> list[int]:
-    """The last digests as integers, as many as are remembered; 0 stands for none."""
+    """The last digests as integers, as many as are remembered; 0 means none."""
     known = [int.from_bytes(bytes.fromhex(text)[:8].ljust(8, b"\0"), sys.byteorder) for text in digests]
     return [0] * (RECENT_BATCHES - len(known)) + known
 

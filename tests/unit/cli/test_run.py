@@ -264,13 +264,23 @@ def test_an_option_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         app(args=["--depth", "0"], standalone_mode=False)
 
 
+# What the launcher tells its ranks beside the options.
+OF_THE_LAUNCHER = {
+    "run_dir",
+    "run_id",
+    "exchange_file",
+    "own_launcher",
+    "launcher_host",
+    "launcher_boot",
+    "ignore",
+}
+
+
 def test_every_setting_has_help_and_reaches_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
     declared = dict(options())
-    assert declared.keys() | {"run_dir", "run_id", "exchange_file", "own_launcher", "ignore"} == {
-        each.name for each in fields(Config)
-    }
+    assert declared.keys() | OF_THE_LAUNCHER == {each.name for each in fields(Config)}
     for declaration in declared.values():
         assert declaration.help.split()[0] in shown
     assert "Stop after N seconds without progress (0: never)" in shown
