@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.records.codecs import unpack_leaves, unpack_samples
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, TensorKind
-
-if TYPE_CHECKING:
-    # Imports numpy, which reports do not need.
-    from ddpcheck.analysis.aggregate.launch import Attempt
 
 LARGEST_HEADER = 64 << 20
 

@@ -63,8 +63,8 @@ class ShardReductionRecord(Record):
     step: int
     # Numbers of the parameters (`ReducedShardsRecord.index`).
     indices: list[int]
-    # Packed sketches: of the whole local gradients, each shard with the weight of its position, and of the shards of this
-    # rank in the result, without a weight.
+    # Packed sketches: of the whole local gradients, each shard with the weight of its position, and of the shards of
+    # this rank in the result, without a weight.
     local: str
     reduced: str
     # Parameters whose shards had a gradient before, to which the result was added, and the sketches of these.
