@@ -14,7 +14,8 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.exit_policy import ExitPolicy
 from ddpcheck.analysis.finding import Finding
 from ddpcheck.analysis.report import RankStatus, Report
-from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.analysis.report_builder import analyse_run, build_report
+from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.errors import RunNotFound, RunUnreadable
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
@@ -340,3 +341,31 @@ def test_a_second_file_of_a_rank_starts_another_attempt(folder: Folder) -> None:
     report = folder.report()
     assert [[row.pid for row in attempt.ranks] for attempt in report.attempts] == [[100, 101], [200, 201]]
     assert [finding.severity.value for finding in folder.deaths()] == ["warning"]
+
+
+def test_what_the_launcher_could_not_write_is_in_its_report(tmp_path: Path) -> None:
+    """A full disk: the rank could not write its records, and the launcher could not record that."""
+    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(5)
+    build.save()
+    line = b'{"kind":"trouble","time":1.0,"rank":1,"text":"Disk quota exceeded"}\n'
+    run, description = RunReader(tmp_path), {"exit_code": 0, "ended": "2026-11-01T10:00:00+00:00"}
+    report = build_report(run, description, unwritten=[("node-a.jsonl", line)])
+    assert report.verdict.value == "incomplete"
+    [finding] = [finding for finding in report.findings if finding.code == "DDP605"]
+    assert (finding.ranks, finding.evidence["error"]) == ((1,), "Disk quota exceeded")
+
+
+def test_an_abandoned_run_is_complete_only_up_to_the_end_of_its_ranks(tmp_path: Path) -> None:
+    def verdict(build: RunBuilder, abandoned: bool) -> tuple[str, list[str]]:
+        build.description.pop("ended", None)
+        build.description.pop("exit_code", None)
+        build.save()
+        report = analyse_run(build.folder, abandoned=abandoned)
+        return report.verdict.value, [finding.code for finding in report.findings]
+
+    training = RunBuilder(tmp_path / "training", 2).wrap().optimizer().train(5)
+    assert verdict(training, abandoned=False) == ("ok", [])
+    assert verdict(training, abandoned=True)[0] == "incomplete"
+    assert "DDP605" in verdict(training, abandoned=True)[1]
+    # Its launcher was killed, and the ranks reached their end.
+    assert verdict(sound(tmp_path / "ended"), abandoned=True) == ("ok", [])

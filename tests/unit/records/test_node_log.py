@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpcheck.records import node_log
 from ddpcheck.records.node_log import NodeLog
 
 
@@ -46,3 +47,14 @@ def test_missing_folder(tmp_path: Path) -> None:
     log.write("signal")
     log.close()
     assert log.lost == 1
+    # Kept for the report of this launcher.
+    assert [json.loads(line)["kind"] for line in log.unwritten] == ["signal"]
+
+
+def test_records_kept_in_memory_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_log, "MAX_UNWRITTEN", 3)
+    log = NodeLog(tmp_path / "none")
+    for number in range(5):
+        log.write("signal", number=number)
+    assert log.lost == 5
+    assert [json.loads(line)["number"] for line in log.unwritten] == [0, 1, 2]

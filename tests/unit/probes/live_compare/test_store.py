@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,39 @@ def test_nodes_that_agree_record_placements_and_the_number_of_comparisons(tmp_pa
         assert not context.of(NodeMismatchRecord)
         assert list(context.of(NodesRecord)[-1].others) == [str(1 - rank)]
         assert context.of(NodesRecord)[-1].compared == 5
+
+
+def test_rank_0_stays_until_the_others_have_read_the_last_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be in its process."""
+    monkeypatch.setattr(store, "WAIT_SECONDS", 60.0)
+    nodes = Nodes(tmp_path)
+    for rank in range(2):
+        nodes.publish(rank, 0)
+    until(lambda: all(node._compared for node in nodes.nodes))
+    first, second = nodes.nodes
+    reading, may_read = threading.Event(), threading.Event()
+    read = second._read_notice
+
+    def read_late() -> None:
+        if second._over.is_set():
+            reading.set()
+            assert may_read.wait(60)
+        read()
+
+    second._read_notice = read_late  # type: ignore[method-assign]
+    for node in nodes.nodes:
+        node._over.set()
+        node._wake.set()
+    assert reading.wait(60)
+    # It has recorded its own end, and waits for the other.
+    until(lambda: any(record.compared for record in nodes.contexts[0].of(NodesRecord)))
+    assert not first._ended.is_set()
+    may_read.set()
+    assert first._ended.wait(60)
+    assert second._ended.wait(60)
+    assert nodes.contexts[1].of(NodesRecord)[-1].compared == 1
 
 
 def test_digests_of_different_algorithms_are_not_compared(tmp_path: Path) -> None:
