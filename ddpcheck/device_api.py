@@ -284,9 +284,11 @@ def graph_classes() -> list[type]:
 def accelerator_type() -> str:
     """The device type that this build of torch supports beside the CPU; "cpu" if none. Initialises nothing."""
     current: Any = getattr(_accelerator(), "current_accelerator", None)
-    device = current() if current is not None else None
-    if device is not None:
-        return str(device.type)
+    # torch 2.6 raises an error instead of returning None.
+    with suppress(RuntimeError):
+        device = current() if current is not None else None
+        if device is not None:
+            return str(device.type)
     return "cuda" if current is None and torch.version.cuda else "cpu"
 
 

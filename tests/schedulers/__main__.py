@@ -23,7 +23,7 @@ CASES = ("slurm_cases.py", "mpirun_cases.py", "ray_cases.py", "container_cases.p
 def main(arguments: list[str]) -> int:
     try:
         enter_namespaces(["-m", "tests.schedulers", *arguments])
-        machine = copy_machine(ROOT / "build" / "schedulers")
+        machine = copy_machine(ROOT / "build" / "schedulers", ROOT)
     except CannotCopy as error:
         print(error)
         return 1
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     # The format that keeps the titles of cases.
     junit = ["-o", "junit_family=xunit1", f"--junitxml={results}"]
     pytest = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *junit, "--durations=30"]
-    status = machine.run([*pytest, *files, *options], ROOT, DDPCHECK_SCHEDULERS="1").returncode
+    status = machine.run([*pytest, *files, *options], ROOT).returncode
     outcomes = read_outcomes(machine.root / results.lstrip("/"))
     PAGE.write_text(update(PAGE.read_text(encoding="utf-8"), outcomes), encoding="utf-8")
     return status

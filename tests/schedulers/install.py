@@ -1,4 +1,4 @@
-"""Installs the schedulers: Debian's packages of Slurm and OpenMPI, and Ray."""
+"""Installs the schedulers: Debian's packages of Slurm, OpenMPI and podman, and Ray."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ def main() -> int:
     wanted = {name: packages for name, packages in PACKAGES.items() if shutil.which(name, path=path) is None}
     if wanted and _failed("apt-get", "update", "-qq"):
         failed.append("the list of packages")
-    apt = (
-        "env",
-        "DEBIAN_FRONTEND=noninteractive",
-        "apt-get",
-        "install",
-        "-y",
-        "-qq",
-        "--no-install-recommends",
-    )
+    apt = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-yqq", "--no-install-recommends")
     failed += [name for name, packages in wanted.items() if _failed(*apt, *packages)]
     if find_spec("ray") is None and _failed(sys.executable, "-m", "pip", "install", "--quiet", RAY):
         failed.append("Ray")

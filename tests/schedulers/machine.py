@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# A mount of its own, not the machine's.
+# In the copy as they are on the machine.
 _BOUND = ("/dev", "/sys")
 INSIDE = "DDPCHECK_MACHINE_COPY"
 
@@ -38,29 +38,23 @@ class MachineCopy:
 
     root: Path
 
-    def run(
-        self, command: Sequence[object], cwd: str | Path = "/", **environ: str
-    ) -> subprocess.CompletedProcess[bytes]:
+    def run(self, command: Sequence[object], cwd: str | Path = "/") -> subprocess.CompletedProcess[bytes]:
         """Run a command inside, with this process's output."""
         inside = ["chroot", self.root, "env", f"--chdir={cwd}", *command]
-        return subprocess.run(list(map(str, inside)), env={**os.environ, **environ}, check=False)
+        return subprocess.run(list(map(str, inside)), check=False)
 
 
-def copy_machine(folder: Path) -> MachineCopy:
+def copy_machine(folder: Path, checkout: Path) -> MachineCopy:
     """The copy whose changes are in `folder`. The caller has namespaces of its own."""
+    if os.stat(checkout).st_dev != os.stat("/").st_dev:
+        raise CannotCopy(f"{checkout} is not on the file system of /, of which a copy is made")
     paths = {name: folder / name for name in ("upper", "work", "root")}
     for path in paths.values():
         path.mkdir(parents=True, exist_ok=True)
     root = paths["root"]
     try:
-        _mount(
-            "-t",
-            "overlay",
-            "-o",
-            f"lowerdir=/,upperdir={paths['upper']},workdir={paths['work']}",
-            "overlay",
-            root,
-        )
+        layers = f"lowerdir=/,upperdir={paths['upper']},workdir={paths['work']}"
+        _mount("-t", "overlay", "-o", layers, "overlay", root)
         for each in _BOUND:
             _mount("--rbind", each, root / each.lstrip("/"))
         _mount("-t", "proc", "proc", root / "proc")

@@ -103,3 +103,12 @@ def test_threads_of_a_warp(
 def test_a_device_without_streams_has_no_api(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_api, "_apis", {})
     assert api_of(torch.device("mps")) is None
+
+
+def test_no_accelerator_is_an_error_in_torch_2_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    def current_accelerator() -> torch.device:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+    assert device_api.accelerator_type() == "cpu"
+    assert device_api.available_api() is None
