@@ -186,7 +186,6 @@ class Agent:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
 
-
     def _patch_searches(self) -> None:
         """Observe where DDP begins to search for unused parameters. Called once there is a module that does."""
         if self._searches_patched or torch_compat.lookup(torch_compat.POST_FORWARD) is None:
