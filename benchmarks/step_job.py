@@ -185,6 +185,7 @@ def train(rank: int, options: argparse.Namespace) -> None:
     with open(f"{options.pipes}.in.{rank}") as orders, open(f"{options.pipes}.out.{rank}", "w") as answers:
         for order in orders:
             start, processor, faults = time.perf_counter(), time.process_time(), page_faults()
+            thread = time.thread_time()
             for _ in range(int(order)):
                 training.optimizer.zero_grad()
                 output = ddp(training.inputs).flatten(0, -2).float()
@@ -194,6 +195,7 @@ def train(rank: int, options: argparse.Namespace) -> None:
                 time.perf_counter() - start,
                 time.process_time() - processor,
                 page_faults() - faults,
+                time.thread_time() - thread,
             )
             print(*measured, file=answers, flush=True)
     dist.destroy_process_group()

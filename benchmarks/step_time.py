@@ -98,11 +98,12 @@ CASES = [
 
 
 class Block(NamedTuple):
-    """Wall time of the slowest rank; processor time and page faults of all ranks."""
+    """Wall time of the slowest rank; processor time, page faults and time of the training threads of all ranks."""
 
     wall: float
     processor: float
     faults: float
+    thread: float
 
 
 class PairResult(NamedTuple):
@@ -115,6 +116,8 @@ class PairResult(NamedTuple):
     watched_processor: float
     plain_faults: float
     watched_faults: float
+    plain_thread: float
+    watched_thread: float
 
 
 class Job:
@@ -149,8 +152,8 @@ class Job:
         for order in self._orders:
             print(steps, file=order, flush=True)
         measured = [Block(*map(float, answer.readline().split())) for answer in self._answers]
-        wall, processor, faults = zip(*measured, strict=True)
-        return Block(max(wall), sum(processor), sum(faults))
+        wall, processor, faults, thread = zip(*measured, strict=True)
+        return Block(max(wall), sum(processor), sum(faults), sum(thread))
 
     def end(self) -> int:
         self._pipes.close()
@@ -190,6 +193,8 @@ def measure_pair(case: Case, rounds: int, watched_first: bool) -> PairResult:
         watched_processor=per_step(True, "processor"),
         plain_faults=per_step(False, "faults") / case.ranks,
         watched_faults=per_step(True, "faults") / case.ranks,
+        plain_thread=per_step(False, "thread"),
+        watched_thread=per_step(True, "thread"),
     )
 
 

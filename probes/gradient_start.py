@@ -17,7 +17,7 @@ from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.state import GradientStart, GradientStartRecord
 
 if TYPE_CHECKING:
-    from ddpcheck.agent.tracked_module import Slot, TrackedModule
+    from ddpcheck.agent.tracked_module import TrackedModule
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
 # Parameters that are read, evenly spread: gradients are cleared for all parameters of an optimizer or for none.
@@ -41,9 +41,10 @@ _NO_GRADIENTS = GradientIdentities([], [])
 class TrackedGradients:
     """Samples of the gradients of one module."""
 
-    def __init__(self) -> None:
-        # Where the sampled parameters are, and by optimizer what they were chosen for.
-        self.slots: list[Slot] = []
+    def __init__(self, tracked: TrackedModule) -> None:
+        self._tracked = tracked
+        # The sampled parameters, and by optimizer what they were chosen for.
+        self.indices: list[int] = []
         self.signatures: dict[int, tuple[int, ...]] = {}
         # Of each gradient after the last step; None: not known, or a backward has begun since.
         self.after_step: GradientIdentities | None = None
@@ -51,6 +52,15 @@ class TrackedGradients:
         self.where = ""
         self.written = GradientStart.CLEARED
         self.records = 0
+
+    def current(self) -> list[torch.Tensor | None]:
+        # The slots are those of the module: when it is deleted, nothing here keeps its tensors.
+        slots = self._tracked.parameters
+        try:
+            return [slot.holder[slot.key].grad for slot in [slots[index] for index in self.indices]]
+        except (IndexError, KeyError, AttributeError):
+            # The program took a parameter out of its module.
+            return [None] * len(self.indices)
 
 
 class GradientStartProbe(Probe):
@@ -71,19 +81,19 @@ class GradientStartProbe(Probe):
         for tracked in optimizer.modules:
             known = self._known.get(tracked.index)
             if known is None:
-                known = self._known[tracked.index] = TrackedGradients()
+                known = self._known[tracked.index] = TrackedGradients(tracked)
             # The same object as long as the parameters of the optimizer and of all modules are the same.
             if known.signatures.get(optimizer.index) is not optimizer.signature:
                 known.signatures[optimizer.index] = optimizer.signature
-                known.slots = _choose(tracked)
-            known.after_step = _identities(_gradients(known.slots))
+                known.indices = _choose(tracked)
+            known.after_step = _identities(known.current())
 
     step_skipped = after_step
 
     def backward_called(self, root: Any = None) -> None:
         for known in self._known.values():
             if known.after_step is not None:
-                known.found = _start(_gradients(known.slots), known.after_step)
+                known.found = _start(known.current(), known.after_step)
                 if known.found is not known.written:
                     known.where = user_callsite()
 
@@ -107,20 +117,11 @@ class GradientStartProbe(Probe):
         self._known.pop(tracked.index, None)
 
 
-def _choose(tracked: TrackedModule) -> list[Slot]:
+def _choose(tracked: TrackedModule) -> list[int]:
     """Sample parameters that optimizers step: no one clears the gradients of others."""
     owned = sorted(set().union(*tracked.owners.values())) if tracked.owners else []
     count = min(MOST_SAMPLES, len(owned))
-    indices = [owned[number * len(owned) // count] for number in range(count)]
-    return [tracked.parameters[index] for index in indices if index < len(tracked.parameters)]
-
-
-def _gradients(slots: list[Slot]) -> list[torch.Tensor | None]:
-    try:
-        return [slot.holder[slot.key].grad for slot in slots]
-    except (KeyError, AttributeError):
-        # The program took a parameter out of its module.
-        return [None] * len(slots)
+    return [owned[number * len(owned) // count] for number in range(count)]
 
 
 def _identities(gradients: Sequence[torch.Tensor | None]) -> GradientIdentities:

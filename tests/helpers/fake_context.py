@@ -50,6 +50,8 @@ class FakeContext:
         self.exchange = exchange
         self.node_compare = NodeCompare(self, exchange) if exchange is not None else None
         self.probes: list[Probe] = []
+        # What probes have asked for, by probe and event: others handle all events but those on demand.
+        self._called: dict[tuple[Probe, str], bool] = {}
 
     def write(self, record: Record) -> None:
         self.records.append(record)
@@ -64,10 +66,15 @@ class FakeContext:
         """`emit` always does."""
 
     def call(self, probe: Probe, *events: Callable[..., None]) -> None:
-        """`emit` always does: a handler that is not needed has no effect."""
+        for event in events:
+            assert not self._is_called(probe, event), f"{probe.name}: {event.__name__} would be called twice"
+            self._called[probe, event.__name__] = True
 
     def stop_calling(self, probe: Probe, *events: Callable[..., None]) -> None:
-        """As above."""
+        self._called.update(((probe, event.__name__), False) for event in events)
+
+    def _is_called(self, probe: Probe, event: Callable[..., None]) -> bool:
+        return self._called.get((probe, event.__name__), event.__name__ not in probe.on_demand)
 
     def job_ns(self) -> int:
         return perf_counter_ns() - self.own_ns
@@ -88,7 +95,7 @@ class FakeContext:
         return body
 
     def emit(self, event: Callable[[Probe, Unpack[Args]], None], *args: Unpack[Args]) -> None:
-        for probe in self.probes:
+        for probe in [each for each in self.probes if self._is_called(each, event)]:
             getattr(probe, event.__name__)(*args)
         for probe in self.probes:
             if event.__name__ in probe.after_others:

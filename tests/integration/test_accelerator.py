@@ -144,6 +144,12 @@ def test_healthy_jobs_have_no_finding(jobs: Jobs, case: str) -> None:
         assert [each["code"] for each in jobs.findings(case, size)] == []
 
 
+def test_backwards_run_in_a_thread_of_the_device(jobs: Jobs) -> None:
+    """So the races and waits that the tests below look for are also those between two threads of the host."""
+    for rank in range(2):
+        assert jobs.result("plain", 2, rank)["backward_in_training_thread"] == [False]
+
+
 @pytest.mark.parametrize(("case", "size", "rank"), LOGGED)
 def test_work_on_streams_has_no_race(jobs: Jobs, case: str, size: int, rank: int) -> None:
     from tests.accelerator import event_log

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddpcheck.records.codecs import unpack
+from ddpcheck.records.kinds.modules import PYTHON_REDUCER
 from tests.helpers.fork_server import prepared
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, run_watched
@@ -133,6 +134,9 @@ def test_reduced_gradients_are_not_recorded_as_local_ones(jobs: Jobs, name: str)
         pytest.skip(truth["skipped"])
     assert len(truth["expected"]) == STEPS
     for rank in range(2):
+        # What the report says of it.
+        [module] = jobs.records("module", truth["module"], 2, rank)
+        assert module["options"][PYTHON_REDUCER] is True
         assert jobs.records("applied", truth["module"], 2, rank)
         assert jobs.records("backward", truth["module"], 2, rank) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,15 @@ def wrap(job: Job, module: nn.Module, **options: Any) -> DDP:
 def plain(job: Job) -> DDP:
     device.configure("log")
     model = wrap(job, network())
+    main = threading.get_ident()
+    threads: set[bool] = set()
+
+    def note_thread(gradient: torch.Tensor) -> None:
+        threads.add(threading.get_ident() == main)
+
+    next(model.parameters()).register_hook(note_thread)
     train(job, model)
+    job.facts["backward_in_training_thread"] = sorted(threads)
     return model
 
 

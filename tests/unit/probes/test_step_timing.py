@@ -321,6 +321,8 @@ def on_device(rank: Rank) -> StepTimingProbe:
     [probe] = rank.context.probes
     assert isinstance(probe, StepTimingProbe)
     probe._device = DevicePhaseTimer(Event, lambda event: event.record())
+    # As after a module on a device was wrapped.
+    rank.context.call(probe, Probe.backward_begun, Probe.gradients_ready)
     rank.step()
     return probe
 
