@@ -53,7 +53,7 @@ def _is_comparable(agreement: Agreement, stream: Stream) -> bool:
     if len({agreement.hashes.get(number) for number in numbers}) > 1 or agreement.ended.intersection(numbers):
         return False
     fields = ("step", "forward", "hyper") if _is_params(stream) else ("step",)
-    return all(_are_equal(stream, name) for name in fields)
+    return all(map(stream.is_equal_on_all_ranks, fields))
 
 
 def _agreed_rows(stream: Stream) -> NDArray[np.bool_]:
@@ -131,11 +131,6 @@ def _outliers(roots: NDArray[np.uint8]) -> tuple[int, ...] | None:
     if not (same == same[:, :1]).all():
         return None
     return tuple(np.flatnonzero(~same[:, 0]).tolist())
-
-
-def _are_equal(stream: Stream, name: str) -> bool:
-    first, *others = [stream.values_of(index, name) for index in range(len(stream.ranks))]
-    return all(other == first for other in others)
 
 
 def _add_agreed(agreement: Agreement, stream: Stream) -> None:

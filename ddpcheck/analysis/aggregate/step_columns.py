@@ -152,6 +152,14 @@ class Stream:
                 values += column.values()[one.begin : one.end]
         return values
 
+    def is_equal_on_all_ranks(self, name: str) -> bool:
+        """Whether a field has the same values on all ranks, row by row."""
+        ranges = [_ranges(rows, name) for rows in self.rows]
+        if None not in ranges and all(other == ranges[0] for other in ranges):
+            return True
+        first, *others = [self.values_of(index, name) for index in range(len(self.ranks))]
+        return all(other == first for other in others)
+
     def record_at(self, rank: int, row: int) -> Record:
         """The record of the rank at this position in `ranks`."""
         if len(self) >= _FEW_ROWS and row:
@@ -184,6 +192,32 @@ class Stream:
         """The last record of the rank; the others are not decoded."""
         one = self.rows[rank][-1]
         return one.table.record_at(one.end - 1)
+
+
+def _ranges(rows: Sequence[Rows], name: str) -> list[list[Any]] | None:
+    """[first, difference, number of rows] of consecutive rows; None for columns without constant differences."""
+    found: list[list[Any]] = []
+    for one in rows:
+        column = one.table.columns.get(name)
+        count = one.end - one.begin
+        if column is None:
+            first, difference = one.table.constants[name], 0
+            continues = bool(found) and found[-1][:2] == [first, 0]
+        elif column.encoding is Encoding.RANGE:
+            first, difference = column.argument[0] + column.argument[1] * one.begin, column.argument[1]
+            continues = (
+                bool(found)
+                and type(found[-1][0]) is int
+                and found[-1][0] + found[-1][1] * found[-1][2] == first
+            )
+            continues = continues and found[-1][1] == difference
+        else:
+            return None
+        if continues:
+            found[-1][2] += count
+        else:
+            found.append([first, difference, count])
+    return found
 
 
 def _part(rows: Sequence[Rows], begin: int, end: int) -> list[Rows]:
