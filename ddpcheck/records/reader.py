@@ -207,7 +207,8 @@ def _type_check(hint: Any) -> TypeCheck:
         (item,) = inner
         types = _JSON_TYPES.get(get_args(hint)[0])
         if types is not None:
-            return lambda value: type(value) is list and types.issuperset(map(type, value))
+            allowed: set[type] = types
+            return lambda value: type(value) is list and allowed.issuperset(map(type, value))
         return lambda value: type(value) is list and all(map(item, value))
     if origin is dict:
         _, item = inner
