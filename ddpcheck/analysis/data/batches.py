@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ddpcheck.analysis.aggregate.agreement import PendingValues
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.records.blocks import Encoding
 from ddpcheck.records.kinds.data import BatchRecord
 
 if TYPE_CHECKING:
@@ -344,6 +345,9 @@ def _numbers_of(digests: Sequence[str], width: int) -> list[int]:
 
 def _steps_of(stream: Stream, forwards: Any) -> Any:
     """None where some records of a rank state the step and others do not."""
+    columns = [row.table.columns.get("step") for rows in stream.rows for row in rows]
+    if any(column is not None and column.encoding is Encoding.JSON for column in columns):
+        return None
     parts = [
         row.table.constants.get("step")
         for rows in stream.rows

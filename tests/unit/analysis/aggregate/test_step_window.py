@@ -15,6 +15,7 @@ from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.step_window import Window
 from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.analysis.run_reader import RunReader
+from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.registry import Record
 from ddpcheck.reports.json_report import to_json
@@ -123,6 +124,18 @@ def one_rank_dies(builder: RunBuilder) -> RunBuilder:
     return builder.end(ranks=[0, 2, 3])
 
 
+def skipped_forwards(builder: RunBuilder) -> RunBuilder:
+    """Forwards have the numbers of their steps at first, and not after some that no step followed."""
+    builder.wrap().optimizer()
+    for step in range(40):
+        forward = step if step < 17 else step + 2
+        for rank in range(4):
+            digest = f"{rank:04x}{step:08x}"
+            builder.add(rank, BatchRecord(forward, 0, None if forward == step else step, digest, rows=4))
+        builder.step(step)
+    return builder.end()
+
+
 BUILDS: dict[str, Build] = {
     "sound": trained(),
     "one outlier": trained(outliers={2: ["body.bias"]}),
@@ -130,6 +143,7 @@ BUILDS: dict[str, Build] = {
     "reunited": reunited,
     "another outlier": another_outlier,
     "a rank dies": one_rank_dies,
+    "skipped forwards": skipped_forwards,
 }
 
 
