@@ -9,7 +9,7 @@ READY := .venv/.ready
 BENCHMARKS = $(filter-out %_job.py %_table.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench corpus compat schedulers screenshots wheel
+.PHONY: help demo test lint docs bench corpus chaos compat schedulers screenshots wheel
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | tr '|' '\t'
@@ -49,6 +49,9 @@ compat: $(READY) ## run corpus and promise tests with TORCH=VERSION, and write a
 	$(BIN)/python -m tests.compat --torch $(TORCH) --python $(PYTHON) $(ARGS)
 
 # Not part of CI. Packages are installed into an overlay in build/schedulers, not on this machine.
+chaos: $(READY) ## jobs with a fault at a random moment and damaged files, and the tables of docs/reliability.md; needs root
+	$(BIN)/python -m tests.chaos --docs docs/reliability.md $(ARGS)
+
 schedulers: $(READY) ## install Slurm, OpenMPI, Ray and podman in a copy of this machine, and run their cases; needs root
 	$(BIN)/python -m tests.schedulers $(ARGS)
 

@@ -213,7 +213,7 @@ def read_description(path: Path) -> dict[str, Any]:
                 f"{path} is not a run folder: it contains neither run.json nor record files."
             ) from None
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if not any(path.glob(RANK_FILES)):
             raise RunUnreadable(f"The run at {path} cannot be read: run.json is damaged ({error}).") from None
         return {}

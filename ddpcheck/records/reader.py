@@ -28,7 +28,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """run.json of the run folder `path`; empty if the file is missing or damaged."""
     try:
         record = json.loads((path / RUN_FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -140,7 +140,8 @@ def _parse_block(line: bytes) -> Block | None:
 
 def parse(line: bytes) -> Record | None:
     """The record in one line of JSON, or None where the line is incomplete, damaged, or of an unknown kind."""
-    return _fast_decoder()(line) or _parse_any(line)
+    record = _fast_decoder()(line) or _parse_any(line)
+    return record if record is not None and record.is_possible() else None
 
 
 @cache

@@ -39,6 +39,10 @@ class Record:
 
     kind: ClassVar[str] = ""
 
+    def is_possible(self) -> bool:
+        """Whether a job can have written these values. Readers drop and count a record that is not."""
+        return True
+
 
 class TextEncoding(str, Enum):
     """What the text of a field encodes: a block holds the bytes themselves."""

@@ -1,4 +1,4 @@
-"""Commands of ddpcheck on damaged run folders and traces: hypothesis chooses the damage, a process of its own bears it."""
+"""Commands of ddpcheck on damaged run folders: hypothesis chooses the damage, a process of its own bears it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.paths import JOBS, ROOT
 from tests.helpers.watched_run import run_watched
 
 # Examples of one process.
-CHUNK = 100
+CHUNK = 250
 STATUSES = frozenset({0, 1, 2, 10})
 _JOBS: dict[str, tuple[list[object], list[object]]] = {
     "sound": ([], ["--steps", 8]),
@@ -47,7 +47,9 @@ def stored_seeds(target: Path) -> Seeds:
     """Stored runs of earlier versions, and one of several nodes with samples of their hardware."""
     target.mkdir(parents=True, exist_ok=True)
     folders = [
-        Path(shutil.copytree(path, target / path.name)) for path in sorted((ROOT / "tests" / "stored_runs").iterdir()) if path.is_dir()
+        Path(shutil.copytree(path, target / path.name))
+        for path in sorted((ROOT / "tests" / "stored_runs").iterdir())
+        if path.is_dir()
     ]
     (target / "nodes").mkdir()
     interfaces = [[Interface("eth0", BYTES, 1000, (f"10.0.0.{node + 1}/24",))] for node in range(3)]
@@ -60,7 +62,9 @@ def fresh_seeds(target: Path) -> Seeds:
     seeds = stored_seeds(target)
     folders = []
     for name, (options, arguments) in _JOBS.items():
-        done = run_watched(prepared(JOBS / "forked.py", *arguments), target, options=options, out=target / name)
+        done = run_watched(
+            prepared(JOBS / "forked.py", *arguments), target, options=options, out=target / name
+        )
         assert done.report, str(done)
         folders.append(done.folder)
     # They have more kinds of files, and change with the formats.
@@ -87,7 +91,9 @@ def run_example(chance: random.Random, seeds: Seeds, folder: Path) -> tuple[str,
         words = commands[arguments]
         called = call(words, run, out)
         said.append(f"{arguments}: {called.status}")
-        wrong += [f"`ddpcheck {arguments}`: {each}" for each in [*called.wrong, *_wrong(called, arguments, out)]]
+        wrong += [
+            f"`ddpcheck {arguments}`: {each}" for each in [*called.wrong, *_wrong(called, arguments, out)]
+        ]
     if outside.read_text() != "outside\n":
         wrong.append("a file outside of the run folder was changed")
     if strangers := sorted({path.name for path in folder.iterdir()} - {"run", "out", "outside"}):
@@ -100,7 +106,14 @@ def _commands(run: Path, out: Path, other: Path, traces: bool) -> dict[str, list
         "report --json": ["report", run, "--json"],
         "report -v": ["report", run, "-v"],
         "report --html": ["report", run, f"--html={out / 'page.html'}"],
-        "report --junit --markdown": ["report", run, "--junit", out / "junit.xml", "--markdown", out / "report.md"],
+        "report --junit --markdown": [
+            "report",
+            run,
+            "--junit",
+            out / "junit.xml",
+            "--markdown",
+            out / "report.md",
+        ],
         "report --github": ["report", run, "--github"],
         "report --tensorboard": ["report", run, out / "events", "--tensorboard"],
         "report --gradients": ["report", run, "--gradients", 3],
@@ -111,6 +124,7 @@ def _commands(run: Path, out: Path, other: Path, traces: bool) -> dict[str, list
         "list --json": ["list", run.parent, "--json"],
         "collect": ["collect", run],
         "watch --once": ["watch", run, "--once"],
+        "records": ["records", run],
     }
     if traces:
         commands |= {
@@ -218,7 +232,9 @@ def fuzz(files: int, first: int, results: Results, seconds: float, keep: Path) -
                     done += 1
                     results.add(outcome)
                     if outcome.wrong:
-                        print(f"{done:5}/{files} chunk {number}: {outcome.fault}: {outcome.wrong}", flush=True)
+                        print(
+                            f"{done:5}/{files} chunk {number}: {outcome.fault}: {outcome.wrong}", flush=True
+                        )
     print(f"{done} damaged files", flush=True)
 
 
@@ -246,5 +262,3 @@ def _in_a_process(number: int, seeds: Seeds, notes: Path, keep: Path) -> list[Ou
     if not outcomes:
         outcomes.append(Outcome(number, "?", number, [f"no example: status {status}"]))
     return outcomes
-
-

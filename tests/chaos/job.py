@@ -2,8 +2,8 @@
 
     python job.py STATE [--first-rank 0] [--local-ranks 2] [--world-size 2] [--store HOST:PORT]
 
-STATE/pid-R holds the process id of rank R, STATE/steps-R the number of finished steps, STATE/weights-R a digest of the
-final state, STATE/descriptors-R the descriptors that were opened while it trained, and STATE/exits-R the exit statuses of
+STATE/pid-R holds the process id of rank R, STATE/steps-R the number of finished steps, STATE/weights-R a digest of
+the final state, STATE/descriptors-R what was opened while it trained, and STATE/exits-R the exit statuses of
 the ranks from R on. While STATE/leak-R exists, rank R keeps more memory after each step. ddpcheck knows nothing of this
 folder.
 """
@@ -30,7 +30,7 @@ SETTLED_STEP = 8
 LEAK_BYTES = 4 << 20
 # How long a rank waits in a collective for one that is gone without closing its connections.
 TIMEOUT = timedelta(seconds=15)
-# A job of 120 steps takes some 4 seconds.
+# A job of 100 steps takes some 3 seconds.
 JOB_SECONDS = 60.0
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--local-ranks", type=int, default=2)
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--store", default="", help="address of the store, for ranks on several hosts")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds between steps")
     options = parser.parse_args()
     forking.prepare()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ddpcheck.analysis.report_builder import analyse_run
+from ddpcheck.errors import UserError
+from ddpcheck.launcher.runs import launcher_has_ended
+from ddpcheck.records.reader import read_run_file
+from ddpcheck.reports.json_report import to_json
 from tests.chaos.faults import Effect, Fault
 from tests.chaos.scene import Launch, Scene, weights
-from tests.helpers.commands import BIN, environment
 from tests.helpers.tracebacks import frames_of_ddpcheck
 
 _FRAME = re.compile(r'File "[^"]+", line \d+')
@@ -70,12 +71,17 @@ def _wrong_report(scene: Scene, fault: Fault, run_dir: Path, launches: list[Laun
         if str(run_dir) not in stderr:
             yield f"no sentence about the run folder: {stderr[-1500:]}"
         return
-    again = _report_again(run_dir)
-    if again.returncode not in (0, 10) or "Traceback" in again.stderr:
-        if fault.keeps_records or again.returncode != 1 or not again.stderr.strip():
-            yield f"`ddpcheck report`: status {again.returncode}: {again.stderr[-1500:]}"
+    try:
+        # As `ddpcheck report`, whose message is that of the error.
+        abandoned = launcher_has_ended(read_run_file(run_dir))
+        report = json.loads(to_json(analyse_run(run_dir, abandoned=abandoned)))
+    except UserError as error:
+        if fault.keeps_records:
+            yield f"`ddpcheck report`: {error}"
         return
-    report: dict[str, Any] = json.loads(again.stdout)
+    except Exception as error:
+        yield f"`ddpcheck report` raises {type(error).__name__}: {error}"
+        return
     codes = {each["code"] for each in report["findings"] if each["severity"] != "note"}
     if fault.codes and not codes & fault.codes:
         yield f"findings {sorted(codes)}, but none of {sorted(fault.codes)}"
@@ -85,8 +91,3 @@ def _wrong_report(scene: Scene, fault: Fault, run_dir: Path, launches: list[Laun
         before = analyse_run(scene.copies[run_dir]).steps
         if report["steps"] < before:
             yield f"{report['steps']} steps are readable, {before} were before the fault"
-
-
-def _report_again(run_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "ddpcheck"), "report", str(run_dir), "--json"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)

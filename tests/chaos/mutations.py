@@ -1,4 +1,7 @@
-"""Damages files of a run folder: bytes, lines, JSON values, compressed files, names. Knows no format of ddpcheck."""
+"""Damages files of a run folder: bytes, lines, JSON values, compressed files, names.
+
+It knows no format of ddpcheck except the checksum of blocks, without which no damage in them would be read.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ddpcheck.records import blocks
 
 # Appears in no output unless it was escaped: the beginning of an element, and the control sequence of a terminal.
 MARKUP = "</script><chaos onload=chaos()>"
@@ -58,7 +63,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def mutate_folder(chance: random.Random, folder: Path, others: Sequence[bytes], outside: Path) -> str:
-    """Damage up to three files of `folder`, and say how. `others`: contents to mix in; `outside`: the target of links."""
+    """Damage up to three files of `folder`, and say how. `others`: contents to mix in; `outside`: target of links."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     said = []
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -88,6 +93,8 @@ def mutate(chance: random.Random, data: bytes, others: Sequence[bytes]) -> tuple
     kinds: list[Callable[..., bytes]] = [_cut, _flip, _overwrite, _delete, _repeat, _insert, _empty]
     if data[:1] in (b"{", b"["):
         kinds += [_lines] * 4 + [_values] * 14
+    if b"\n" + blocks.MARK in data:
+        kinds += [_blocks] * 14
     how = chance.choice(kinds)
     return how, how(chance, data, others)[:_LARGEST]
 
@@ -136,7 +143,9 @@ def _insert(chance: random.Random, data: bytes, others: Sequence[bytes]) -> byte
     first, _ = _range(chance, data)
     size = chance.choice((1, 16, 1000))
     own = random.Random(chance.randint(0, 2**32))
-    junk = chance.choice((own.randbytes(size), b"[" * 100_000, b"\x00" * size, chance.choice(others)[: size * 8]))
+    junk = chance.choice(
+        (own.randbytes(size), b"[" * 100_000, b"\x00" * size, chance.choice(others)[: size * 8])
+    )
     return data[:first] + junk + data[first:]
 
 
@@ -180,12 +189,37 @@ def _values(chance: random.Random, data: bytes, others: Sequence[bytes]) -> byte
         return _dump(_changed(chance, json.loads(data)))
     except (ValueError, RecursionError):
         lines = data.split(b"\n")
-    number = chance.randint(0, len(lines) - 1)
-    for index in {number, min(number + 1, len(lines) - 1)} if chance.random() < 0.3 else {number}:
+    # Nothing follows the last newline.
+    last = max(0, len(lines) - 2)
+    number = chance.randint(0, last)
+    for index in {number, min(number + 1, last)} if chance.random() < 0.3 else {number}:
         try:
             lines[index] = _dump(_changed(chance, json.loads(lines[index])))
         except (ValueError, RecursionError):
             continue
+    return b"\n".join(lines)
+
+
+def _blocks(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Damage what is inside of one block of columns, under a checksum that fits."""
+    lines = data.split(b"\n")
+    number = chance.choice([number for number, line in enumerate(lines) if line[:1] == blocks.MARK])
+    try:
+        content = blocks._unescaped(lines[number][2:])
+        end = 8 + int.from_bytes(content[4:8], "little")
+        inflated = zlib.decompressobj(zdict=blocks._DICTIONARY).decompress(content[8:end])
+        head, _, columns = inflated.partition(b"\n")
+        if chance.random() < 0.6:
+            head = _dump(_changed(chance, json.loads(head)))
+        else:
+            columns = chance.choice((_flip, _cut, _overwrite, _repeat))(chance, columns, others)
+    except (ValueError, RecursionError, zlib.error):
+        return _flip(chance, data, others)
+    packer = zlib.compressobj(1, zdict=blocks._DICTIONARY)
+    deflated = packer.compress(head + b"\n" + columns) + packer.flush()
+    rest = len(deflated).to_bytes(4, "little") + deflated + content[end:]
+    checksum = zlib.crc32(rest).to_bytes(4, "little")
+    lines[number] = lines[number][:2] + blocks._escaped(checksum + rest)
     return b"\n".join(lines)
 
 
@@ -225,7 +259,9 @@ def _remove(chance: random.Random, path: Path, outside: Path) -> None:
 
 def _copy(chance: random.Random, path: Path, outside: Path) -> None:
     if path.is_file() and not path.is_symlink():
-        name = chance.choice(("rank-00007.jsonl", "rank-00000.1.jsonl", "node-x.jsonl", "fault-1.jsonl", "report.json"))
+        name = chance.choice(
+            ("rank-00007.jsonl", "rank-00000.1.jsonl", "node-x.jsonl", "fault-1.jsonl", "report.json")
+        )
         if not path.with_name(name).is_dir():
             _replace(path.with_name(name), path.read_bytes())
 

@@ -85,7 +85,9 @@ class Audit:
             return
         if event == "open":
             path, mode, flags = arguments
-            if isinstance(path, str | bytes) and (flags & _WRITING if mode is None else set(mode) & set("wax+")):
+            if isinstance(path, str | bytes) and (
+                flags & _WRITING if mode is None else set(mode) & set("wax+")
+            ):
                 self._check(event, path)
         elif event in _CHANGES:
             for index in _CHANGES[event]:

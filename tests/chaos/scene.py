@@ -20,7 +20,7 @@ from tests.helpers.fork_server import CLIENT, prefix, prepared
 from tests.lab.lab import Lab, make_lab
 
 JOB = Path(__file__).with_name("job.py")
-WORLD_SIZE, STEPS = 2, 120
+WORLD_SIZE, STEPS = 2, 100
 # A job takes some 4 seconds, and ends itself after a minute. At this limit it is killed, and counts as harmed.
 LIMIT_SECONDS = 150.0
 # How long processes may take to end after their parent.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
-from ddpcheck.launcher.run_folder import make_folder
+from ddpcheck.launcher.run_folder import make_folder, run_name
 from ddpcheck.records.kinds.rank import RankHeader, is_same_job
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, RecordFile, read_run_file
 from ddpcheck.records.registry import RANK_FILES
@@ -60,7 +60,8 @@ def _check_one_job(headers: dict[Path, dict[Path, RankHeader]]) -> None:
 
 def _target(sources: Sequence[Path], out: Path | None) -> Path:
     if out is None:
-        name = str(read_run_file(sources[0]).get("name") or "run")
+        # The name comes from a file: it must not lead out of the folder.
+        name = run_name([str(read_run_file(sources[0]).get("name") or "run")])
         out = Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-merged"
     target = out.absolute()
     if not make_folder(target) and (not target.is_dir() or any(target.iterdir())):
@@ -84,9 +85,11 @@ def _copy_ranks(files: dict[Path, RankHeader], target: Path) -> None:
 def _copy_rest(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*")):
         destination = target / path.relative_to(source)
+        if destination.parent == target and path.name in _NOT_COPIED:
+            continue
         if path.is_dir() and not path.is_symlink():
             destination.mkdir(mode=0o700, exist_ok=True)
-        elif not path.is_file() or path.name.startswith(".") or path.name in _NOT_COPIED:
+        elif not path.is_file() or path.name.startswith("."):
             continue
         elif path.parent != source or not path.match(RANK_FILES):
             _copy_or_append(path, destination)

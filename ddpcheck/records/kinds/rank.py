@@ -7,6 +7,9 @@ from typing import Any
 
 from ddpcheck.records.registry import SCHEMA, Record, record
 
+# More than any job has.
+MOST_RANKS = 1 << 17
+
 
 @dataclass
 class GroupProgress:
@@ -127,6 +130,10 @@ class RankHeader(Record):
     # The namespace in which `pid` counts.
     pid_namespace: str = ""
     schema: int = SCHEMA
+
+    def is_possible(self) -> bool:
+        """Analysis has a row for each rank of the job, also for those that never reported."""
+        return 0 <= self.rank < self.world_size <= MOST_RANKS
 
 
 @record("graph")

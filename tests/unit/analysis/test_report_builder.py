@@ -345,8 +345,7 @@ def test_a_second_file_of_a_rank_starts_another_attempt(folder: Folder) -> None:
 
 def test_what_the_launcher_could_not_write_is_in_its_report(tmp_path: Path) -> None:
     """A full disk: the rank could not write its records, and the launcher could not record that."""
-    build = RunBuilder(tmp_path, 2).wrap().optimizer().train(5)
-    build.save()
+    sound(tmp_path).save()
     line = b'{"kind":"trouble","time":1.0,"rank":1,"text":"Disk quota exceeded"}\n'
     run, description = RunReader(tmp_path), {"exit_code": 0, "ended": "2026-11-01T10:00:00+00:00"}
     report = build_report(run, description, unwritten=[("node-a.jsonl", line)])

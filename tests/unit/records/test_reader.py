@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddpcheck.records import reader
 from ddpcheck.records.kinds.modules import JoinRecord
-from ddpcheck.records.kinds.rank import EndRecord
+from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.reader import RecordFile, parse
 from ddpcheck.records.registry import Record, record_kinds, to_line
 
@@ -137,3 +138,11 @@ def test_deleted_file_has_no_more_records(tmp_path: Path) -> None:
     assert len(file.read()) == 1
     path.unlink()
     assert file.read() == []
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 10**12), (2, 2), (-1, 2), (0, 0)])
+def test_a_header_that_no_job_can_have_is_not_read(rank: int, world_size: int) -> None:
+    """A list of all ranks of such a job would fill the memory."""
+    header = RankHeader(rank, world_size, "node0", 7, 1, "session", 1.0)
+    assert parse(to_line(header).rstrip()) is None
+    assert parse(to_line(replace(header, rank=0, world_size=2)).rstrip()) is not None

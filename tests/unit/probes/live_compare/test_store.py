@@ -18,6 +18,7 @@ from ddpcheck.probes.live_compare.node import Snapshot, SnapshotKey
 from ddpcheck.probes.live_compare.store import StoreCompare
 from ddpcheck.records.kinds.digests import Stage, TensorKind
 from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord
+from ddpcheck.records.registry import Record
 from tests.helpers.fake_context import FakeContext, watch
 
 
@@ -108,24 +109,24 @@ def test_rank_0_stays_until_the_others_have_read_the_last_notice(
         nodes.publish(rank, 0)
     until(lambda: all(node._compared for node in nodes.nodes))
     first, second = nodes.nodes
-    reading, may_read = threading.Event(), threading.Event()
-    read = second._read_notice
+    writing, may_write = threading.Event(), threading.Event()
+    write = nodes.contexts[1].write
 
-    def read_late() -> None:
-        if second._over.is_set():
-            reading.set()
-            assert may_read.wait(60)
-        read()
+    def write_late(record: Record) -> None:
+        if isinstance(record, NodesRecord) and record.compared:
+            writing.set()
+            assert may_write.wait(60)
+        write(record)
 
-    second._read_notice = read_late  # type: ignore[method-assign]
+    nodes.contexts[1].write = write_late  # type: ignore[method-assign]
     for node in nodes.nodes:
         node._over.set()
         node._wake.set()
-    assert reading.wait(60)
+    assert writing.wait(60)
     # It has recorded its own end, and waits for the other.
     until(lambda: any(record.compared for record in nodes.contexts[0].of(NodesRecord)))
     assert not first._ended.is_set()
-    may_read.set()
+    may_write.set()
     assert first._ended.wait(60)
     assert second._ended.wait(60)
     assert nodes.contexts[1].of(NodesRecord)[-1].compared == 1
