@@ -205,7 +205,7 @@ def _print_table(folder: Path) -> int:
             for report in reports
             if not other.slow
             and not other.late
-            and (other.hosts, other.per_node) == (trial.hosts, trial.per_node)
+            and (other.hosts, other.per_node, other.usual) == (trial.hosts, trial.per_node, trial.usual)
         ]
         print(_row(trial, reports, healthy))
     return int(not all(_is_right(trial, report) for trial, reports in done.items() for report in reports))
