@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def should(self) -> list[str]:
-        """The expected codes. The link of two hosts has nothing to be compared with: its directions affect each other."""
+        """The expected codes. The link of two hosts has no other to be compared with."""
         return ["DDP402"] if self.late else ["DDP403"] if self.slow and self.hosts > 2 else []
 
     @property
