@@ -34,7 +34,15 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
         subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
     folder = tmp_path_factory.mktemp("podman")
     storage = ("--root", folder / "storage", "--runroot", folder / "run", "--storage-driver", "vfs")
-    options = ("--rm", "--read-only", "--network=host", "--cgroups=disabled", "--hostname=inside")
+    # Without a tmpfs at /tmp, into which podman would copy all of the machine's.
+    options = (
+        "--rm",
+        "--read-only",
+        "--read-only-tmpfs=false",
+        "--network=host",
+        "--cgroups=disabled",
+        "--hostname=inside",
+    )
     command = ("podman", *storage, "--cgroup-manager=cgroupfs", "--events-backend=file", "run", *options)
     tried = subprocess.run(
         list(map(str, (*command, "--rootfs", ROOT, "true"))), capture_output=True, text=True, timeout=120
