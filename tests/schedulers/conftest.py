@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,7 +21,8 @@ def slurm() -> Iterator[dict[str, str]]:
         yield environ
 
 
-@pytest.fixture(autouse=True)
-def _titled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """The docstring of a case is its row in docs/schedulers.md."""
-    record_property("case", (request.function.__doc__ or request.node.name).strip())
+    function = getattr(item, "function", None)
+    item.user_properties.append(("case", (getattr(function, "__doc__", None) or item.name).strip()))

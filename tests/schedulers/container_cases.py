@@ -27,14 +27,21 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
     """`podman run` with its storage in a folder of the tests."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
-    if not ROOT.exists():
-        ROOT.mkdir()
-        subprocess.run(["mount", "--bind", "/", ROOT], check=True)
-        # This process's mounts are its own: a machine with both versions of cgroups looks like one with the second.
-        subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
+    ROOT.mkdir(exist_ok=True)
+    # These mounts end with the tests. A machine with both versions of cgroups then looks like one with the second.
+    subprocess.run(["mount", "--bind", "/", ROOT], check=True)
+    subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
     folder = tmp_path_factory.mktemp("podman")
     storage = ("--root", folder / "storage", "--runroot", folder / "run", "--storage-driver", "vfs")
-    options = ("--rm", "--read-only", "--network=host", "--cgroups=disabled", "--hostname=inside")
+    # Without a tmpfs at /tmp, into which podman would copy all of the machine's.
+    options = (
+        "--rm",
+        "--read-only",
+        "--read-only-tmpfs=false",
+        "--network=host",
+        "--cgroups=disabled",
+        "--hostname=inside",
+    )
     command = ("podman", *storage, "--cgroup-manager=cgroupfs", "--events-backend=file", "run", *options)
     tried = subprocess.run(
         list(map(str, (*command, "--rootfs", ROOT, "true"))), capture_output=True, text=True, timeout=120

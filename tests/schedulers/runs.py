@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.reader import RecordFile
 from tests.helpers.commands import BIN, CommandResult, environment
 from tests.helpers.paths import JOBS
 from tests.helpers.watched_run import WatchedRun, read_run
@@ -48,7 +50,16 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def have_stepped(run: Path, ranks: int) -> bool:
     """Whether each rank has taken a step."""
     files = list(run.glob("rank-*.jsonl")) if run.is_dir() else []
-    return len(files) == ranks and all('"params"' in path.read_text() for path in files)
+    return len(files) == ranks and all(map(_has_step, files))
+
+
+def _has_step(path: Path) -> bool:
+    """The file may end within a record."""
+    file = RecordFile(path)
+    while records := file.read():
+        if any(isinstance(each, DigestRecord) and each.stage == Stage.PARAMS.value for each in records):
+            return True
+    return False
 
 
 def run_quickly(*command: object, **environ: str) -> str:
@@ -62,6 +73,7 @@ def run_quickly(*command: object, **environ: str) -> str:
 def batch_script(path: Path, lines: str, options: Mapping[str, object] | None = None) -> Path:
     """A script for sbatch, with its output beside it."""
     given = {"output": path.with_suffix(".out"), "job-name": path.stem, **(options or {})}
-    head = "".join(f"#SBATCH --{name}={value}\n" for name, value in given.items())
+    words = [f"--{name}={value}" if value != "" else f"--{name}" for name, value in given.items()]
+    head = "".join(f"#SBATCH {word}\n" for word in words)
     path.write_text(f"#!/bin/bash\n{head}{lines}")
     return path

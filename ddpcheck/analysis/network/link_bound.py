@@ -16,7 +16,7 @@ LEAST_EXPOSED = 0.2
 LEAST_EXPLAINED = 0.5
 LEAST_STEPS = 10
 # With less, latency counts and not the rate.
-LEAST_BYTES_A_STEP = 1 << 20
+LEAST_BYTES_A_STEP = 1 << 19
 # Share of the card's rate above which the card is the limit. Headers alone take 5 % with an MTU of 1500.
 NEAR_THE_RATE = 0.7
 # Share of the rate that a faster card is expected to reach, where the rate of this one is not known.
