@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tests.accelerator import recurrent
 from tests.accelerator.build import MODULE, library
 
 TYPE = "sim"
@@ -226,5 +227,6 @@ def install() -> None:
     sys.modules[f"torch.{TYPE}"] = torch.sim  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.distributed.Backend.register_backend(BACKEND, _backend, devices=[TYPE])
+    recurrent.register()
     configure(os.environ.get(ENV, ""))
     atexit.register(_exit)

@@ -20,6 +20,8 @@ SCRIPTS = (
     "forward_around_wrapper",
     "hook_forgets_to_divide",
     "init_sync_off",
+    # Needs operators that torch takes on accelerators only.
+    "no_sync_never_left",
     "nan_spreads",
     "optimizer_settings_differ",
     "optimizer_state_on_rank_0",
