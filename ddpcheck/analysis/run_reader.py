@@ -109,6 +109,8 @@ class RunReader:
             if header is None:
                 self.files_without_header += 1
                 continue
+            for record in file.recent():
+                self.attempts[header.session].feed(header, record)
             rank = self.attempts[header.session].ranks[header.rank]
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():
