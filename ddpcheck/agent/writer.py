@@ -12,17 +12,19 @@ from pathlib import Path
 
 from ddpcheck.records.blocks import BlockBuilder
 from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.registry import Record, to_line
+from ddpcheck.records.registry import RECENT_SUFFIX, Record, recent_header, to_line
 from ddpcheck.wakeup import Wakeup
 
 # Records that may be pending while the disk stalls; further ones are dropped and counted.
 MAX_PENDING = 4096
 # The first line after a pause is written at once, those that follow it after this time.
 INTERVAL_SECONDS = 0.2
-# Records of steps that were written since the last block make one, at most so many or so large. A block that waited for
-# more of them would be lost with a rank that crashes.
-BLOCK_SECONDS = 0.0
+# Records of steps are collected for so long, or until they are so many or so large, and are written as one block. Until
+# then they are in a second file, so that a rank that crashes loses none of them.
+BLOCK_SECONDS = 2.0
 BLOCK_RECORDS = 512
+# Fewer of them wait for twice as long, and are then written as lines: reading a small block takes longer.
+FEWEST_RECORDS = 24
 BLOCK_BYTES = 1 << 20
 
 
@@ -42,6 +44,11 @@ class RecordWriter:
         self._pending: deque[Record | Callable[[], Record]] = deque()
         self._writing = False
         self._block = BlockBuilder()
+        # Those of its records that the file of recent records does not have yet.
+        self._unsaved: list[Record] = []
+        self._recent = _RecentFile(path.with_suffix(RECENT_SUFFIX))
+        # Bytes written.
+        self._size = 0
         self._block_seconds = block_seconds
         # When the first record of the block was collected.
         self._block_began = 0.0
@@ -76,6 +83,8 @@ class RecordWriter:
         self._thread.join(seconds)
         if not self._thread.is_alive():
             self._close_file()
+            if not self.failed:
+                self._recent.remove()
 
     def flush(self, seconds: float = 1.0) -> None:
         """Wait until all pending records are written."""
@@ -94,6 +103,7 @@ class RecordWriter:
         """In a forked child, leave the file to the parent; the thread does not exist there."""
         self.failed = "forked"
         self._close_file()
+        self._recent.abandon()
 
     def _close_file(self) -> None:
         """Close once: the descriptor may be reused by the program afterwards."""
@@ -125,11 +135,18 @@ class RecordWriter:
             lines += self._take_block()
         if lines and not self.failed:
             self._write_bytes(b"".join(lines))
+            if not self.failed:
+                # Whatever it had is in this file now.
+                self._recent.clear()
+        if self._unsaved and not self.failed:
+            self._recent.append(self._size, b"".join(map(_line_of, self._unsaved)))
+            self._unsaved = []
         self._writing = False
 
     def _block_due(self) -> float:
         """Seconds until the block has to be written."""
-        return max(0.0, self._block_began + self._block_seconds - time.monotonic())
+        seconds = self._block_seconds * (2 if len(self._block) < FEWEST_RECORDS else 1)
+        return max(0.0, self._block_began + seconds - time.monotonic())
 
     def _add_to_block(self, record: Record) -> bool:
         try:
@@ -137,15 +154,17 @@ class RecordWriter:
         except Exception:
             # Its fields have wrong types: as a line it is at least reported.
             return False
-        if len(self._block) == 1:
-            self._block_began = time.monotonic()
+        if added:
+            self._unsaved.append(record)
+            if len(self._block) == 1:
+                self._block_began = time.monotonic()
         return added
 
     def _take_block(self) -> list[bytes]:
         """The block of the collected records, which are then forgotten."""
-        block, self._block = self._block, BlockBuilder()
-        if not len(block):
-            return []
+        block, self._block, self._unsaved = self._block, BlockBuilder(), []
+        if len(block) < FEWEST_RECORDS:
+            return [_line_of(record) for record in block.records]
         try:
             return [block.line()]
         except Exception:
@@ -156,10 +175,61 @@ class RecordWriter:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                written = os.write(self._fd, view)
+                self._size += written
+                view = view[written:]
         except OSError as error:
             # For example a full disk. Complete lines stay readable; readers skip an incomplete last line.
             self.failed = f"{error.strerror} ({self.path})"
+
+
+class _RecentFile:
+    """The records of the block that is being collected, for readers of a rank that has crashed.
+
+    Its first line states the size of the rank's file when it was begun: if that has grown since, it contains these
+    records. Errors are ignored: without this file, a crash loses the records of the last two seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._empty = True
+        self._failed = False
+
+    def append(self, size: int, lines: bytes) -> None:
+        if self._failed:
+            return
+        try:
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
+            os.write(self._fd, recent_header(size) + lines if self._empty else lines)
+            self._empty = False
+        except OSError:
+            self._failed = True
+
+    def clear(self) -> None:
+        if self._empty or self._failed:
+            return
+        try:
+            os.ftruncate(self._fd, 0)
+            self._empty = True
+        except OSError:
+            self._failed = True
+
+    def remove(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def abandon(self) -> None:
+        descriptor, self._fd, self._failed = self._fd, -1, True
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def _made(record: Record | Callable[[], Record]) -> Record:

@@ -28,7 +28,7 @@ _LINES_OF_ALL, _FEWEST_LINES, MOST_LINES = 1 << 13, 8, 512
 _BYTES_OF_ALL, _FEWEST_BYTES = 16 << 20, 16 << 10
 # Of a new file only the first line is read, to identify the rank.
 _FIRST_BYTES = 4 << 10
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 5.0
 # Jobs with this many files are large. Listing their folder loads the server of a shared file system: it may take at
 # most this share of the time.
 _MANY_FILES = 64
@@ -57,7 +57,7 @@ class RunReader:
 
     `host`: in a large job only the files of ranks on this host are read, until `follow_all` is called. Of other files
     only the first line is read: with a launcher on each of hundreds of nodes, each reads only its own ranks.
-    `patience`: for how many seconds records of steps may wait for those of other ranks. Ranks write blocks of a second.
+    `patience`: for how many seconds records of steps may wait for those of other ranks. Ranks write blocks of some seconds.
     """
 
     def __init__(self, path: Path, host: str = "", patience: float = PATIENCE_SECONDS) -> None:
@@ -109,6 +109,8 @@ class RunReader:
             if header is None:
                 self.files_without_header += 1
                 continue
+            for record in file.recent():
+                self.attempts[header.session].feed(header, record)
             rank = self.attempts[header.session].ranks[header.rank]
             rank.bad_lines, rank.torn = file.bad, file.torn
         for attempt in self.attempts.values():

@@ -85,17 +85,16 @@ def _lines(path: Path, ranks: set[int], kinds: set[str], steps: StepRanges) -> I
         # A rank that was started again has further files.
         attempt = by_start(file)[1]
         name: dict[str, Any] = {"rank": None, **({"attempt": attempt} if attempt else {})}
-        while found := reading.read():
-            for record in found:
-                if isinstance(record, RankHeader):
-                    name["rank"] = record.rank
-                if ranks and name["rank"] not in ranks:
-                    continue
-                if kinds and record.kind not in kinds:
-                    continue
-                raw = to_mapping(record)
-                if not steps or _has_step(raw, steps):
-                    yield json.dumps({**name, **raw}, separators=(",", ":")), 0
+        for record in reading.all():
+            if isinstance(record, RankHeader):
+                name["rank"] = record.rank
+            if ranks and name["rank"] not in ranks:
+                continue
+            if kinds and record.kind not in kinds:
+                continue
+            raw = to_mapping(record)
+            if not steps or _has_step(raw, steps):
+                yield json.dumps({**name, **raw}, separators=(",", ":")), 0
         yield "", reading.bad
 
 

@@ -59,9 +59,7 @@ class RunInput:
 
     def records(self, rank: int) -> Iterator[Record]:
         """All records; the file is read in chunks."""
-        file = RecordFile(self.files[rank])
-        while records := file.read():
-            yield from records
+        yield from RecordFile(self.files[rank]).all()
 
     def setting(self, name: str, default: Any) -> Any:
         """An option of the `ddpcheck run` that recorded the run."""

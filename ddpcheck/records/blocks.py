@@ -46,6 +46,7 @@ MOST_TABLES = 256
 _LEVEL = 1
 # Longer parts are stored as they are if compression takes less than this share off their beginning.
 _SAMPLED_BYTES = 1024
+_SHORT_TEXT = 64
 _LEAST_SAVING = 0.05
 _BIG_ENDIAN = sys.byteorder == "big"
 
@@ -272,7 +273,9 @@ def _table(rows: list[Record], data: _BlockData) -> list[Any]:
     for name, default in field_defaults(cls):
         values = [getattr(row, name) for row in rows]
         first = values[0]
-        if values.count(first) == len(values) and len(set(map(type, values))) == 1:
+        is_constant = values.count(first) == len(values) and len(set(map(type, values))) == 1
+        # A single long text is shorter as bytes.
+        if is_constant and not (len(rows) == 1 and name in texts and len(first) > _SHORT_TEXT):
             if first != default or type(first) is not type(default):
                 constants[name] = first
             continue

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from ddpcheck.records.blocks import Block, BlockError, decode, is_block
-from ddpcheck.records.registry import RANK_FILES, Record, from_mapping, record_kinds
+from ddpcheck.records.registry import (
+    RANK_FILES,
+    RECENT_SUFFIX,
+    Record,
+    from_mapping,
+    record_kinds,
+    size_before,
+)
 
 # Where `ddpcheck run` creates run folders by default.
 RUNS_FOLDER = "ddpcheck-runs"
@@ -94,6 +101,30 @@ class RecordFile:
                     items.append(item)
             rows = 0
         return items
+
+    def all(self) -> Iterator[Record]:
+        """All records of a rank that writes no more; the file is read in chunks."""
+        while found := self.read():
+            yield from found
+        yield from self.recent()
+
+    def recent(self) -> list[Record]:
+        """Once all else was read: records that the rank had collected for its next block when it crashed."""
+        try:
+            first, _, rest = self.path.with_suffix(RECENT_SUFFIX).read_bytes().partition(b"\n")
+        except OSError:
+            return []
+        # If the file has grown since, it contains these records.
+        if size_before(first) != self._offset - len(self._rest):
+            return []
+        records = []
+        for line in rest.split(b"\n")[:-1]:
+            record = parse(line)
+            if record is None:
+                self.bad += 1
+            else:
+                records.append(record)
+        return records
 
     @property
     def bytes_read(self) -> int:

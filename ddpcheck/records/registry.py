@@ -31,6 +31,9 @@ from typing import Any, ClassVar, TypeVar
 SCHEMA = 2
 
 RANK_FILES = "rank-*.jsonl"
+# Beside each file while its rank runs: the records of the block that the rank collects.
+RECENT_SUFFIX = ".recent"
+_RECENT_KIND = "after"
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,21 @@ def to_mapping(record: Record) -> dict[str, Any]:
 def to_line(record: Record) -> bytes:
     """Encode a record as one JSON line."""
     return json.dumps(to_mapping(record), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def recent_header(size: int) -> bytes:
+    """The first line of a file of recent records: the size of the rank's file when it was begun."""
+    return json.dumps({_RECENT_KIND: size}).encode() + b"\n"
+
+
+def size_before(header: bytes) -> int:
+    """What `recent_header` states; -1 where the line is damaged."""
+    try:
+        raw = json.loads(header)
+    except ValueError:
+        return -1
+    size = raw.get(_RECENT_KIND) if isinstance(raw, dict) else None
+    return size if type(size) is int else -1
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Record | None:

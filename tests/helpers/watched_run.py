@@ -72,9 +72,7 @@ def records_in(path: Path) -> list[dict[str, Any]]:
     if not path.name.startswith("rank-"):
         return [json.loads(line) for line in path.read_text().splitlines()]
     file = RecordFile(path)
-    records: list[dict[str, Any]] = []
-    while more := file.read():
-        records += map(to_mapping, more)
+    records = list(map(to_mapping, file.all()))
     assert (file.bad, file.torn) == (0, False), path
     return records
 

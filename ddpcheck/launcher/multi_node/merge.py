@@ -15,7 +15,7 @@ from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.run_folder import make_folder, run_name
 from ddpcheck.records.kinds.rank import RankHeader, is_same_job
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, RecordFile, read_run_file
-from ddpcheck.records.registry import RANK_FILES
+from ddpcheck.records.registry import RANK_FILES, RECENT_SUFFIX
 
 # Written again for the merged run.
 _NOT_COPIED = {RUN_FILE, REPORT_FILE}
@@ -77,6 +77,10 @@ def _copy_ranks(files: dict[Path, RankHeader], target: Path) -> None:
             if not destination.exists():
                 shutil.copyfile(path, destination)
                 destination.chmod(0o600)
+                recent = path.with_suffix(RECENT_SUFFIX)
+                if recent.exists():
+                    shutil.copyfile(recent, destination.with_suffix(RECENT_SUFFIX))
+                    destination.with_suffix(RECENT_SUFFIX).chmod(0o600)
                 break
             if filecmp.cmp(path, destination, shallow=False):
                 break  # the same file was given twice
@@ -91,7 +95,7 @@ def _copy_rest(source: Path, target: Path) -> None:
             destination.mkdir(mode=0o700, exist_ok=True)
         elif not path.is_file() or path.name.startswith("."):
             continue
-        elif path.parent != source or not path.match(RANK_FILES):
+        elif path.parent != source or not (path.match(RANK_FILES) or path.suffix == RECENT_SUFFIX):
             _copy_or_append(path, destination)
 
 

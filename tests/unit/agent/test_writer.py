@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,10 +16,11 @@ import pytest
 
 from ddpcheck.agent import writer as writer_module
 from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.records.kinds.memory import MemoryRecord
 from ddpcheck.records.kinds.modules import JoinRecord
 from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
 from ddpcheck.records.reader import RecordFile
-from ddpcheck.records.registry import Record
+from ddpcheck.records.registry import RECENT_SUFFIX, Record, to_line
 
 END = EndRecord("exit", 1.0)
 
@@ -186,6 +188,140 @@ print(writer.failed)
     assert read
     assert path.stat().st_size == 1000
     assert file.bad == 0
+
+
+STEP = MemoryRecord(0, host=1)
+
+
+def killed(path: Path, program: str) -> RecordFile:
+    """The file of a process that writes step records and is killed."""
+    head = f"""
+import os, signal, time
+from pathlib import Path
+from ddpcheck.agent import writer as module
+from ddpcheck.agent.writer import RecordWriter
+from ddpcheck.records.kinds.memory import MemoryRecord
+from ddpcheck.records.kinds.modules import JoinRecord
+
+writer = RecordWriter(Path({str(path)!r}), block_seconds=1000.0)
+
+def written():
+    while writer._pending or writer._writing or writer._unsaved:
+        time.sleep(0.001)
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", head + program], stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return RecordFile(path)
+
+
+def test_a_killed_rank_loses_no_record_of_the_block_it_collected(path: Path) -> None:
+    file = killed(
+        path,
+        """
+for step in range(30):
+    writer.write(MemoryRecord(step))
+    written()
+kill()
+""",
+    )
+    assert path.stat().st_size == 0
+    assert list(file.all()) == [MemoryRecord(step) for step in range(30)]
+    assert (file.bad, file.torn) == (0, False)
+
+
+def test_a_rank_killed_after_a_block_has_its_records_once(path: Path) -> None:
+    """Between the write of a block and the removal of its records from the other file."""
+    file = killed(
+        path,
+        """
+for step in range(30):
+    writer.write(MemoryRecord(step))
+    written()
+module._RecentFile.clear = kill
+writer.write(JoinRecord(0, 30))
+time.sleep(100)
+""",
+    )
+    assert path.with_suffix(RECENT_SUFFIX).stat().st_size > 0
+    assert list(file.all()) == [*(MemoryRecord(step) for step in range(30)), JoinRecord(0, 30)]
+
+
+def test_a_rank_killed_in_the_middle_of_a_block_loses_nothing_either(path: Path) -> None:
+    file = killed(
+        path,
+        """
+writer.write(JoinRecord(0, 0))
+written()
+for step in range(30):
+    writer.write(MemoryRecord(step))
+    written()
+real = os.write
+
+def torn(descriptor, data):
+    real(descriptor, bytes(data)[: len(data) // 2])
+    kill()
+
+module.os.write = torn
+writer.write(JoinRecord(0, 1))
+time.sleep(100)
+""",
+    )
+    assert list(file.all()) == [JoinRecord(0, 0), *(MemoryRecord(step) for step in range(30))]
+    assert file.torn
+    assert file.bad == 0
+
+
+def test_a_killed_rank_with_several_blocks(path: Path) -> None:
+    file = killed(
+        path,
+        """
+for step in range(60):
+    writer.write(MemoryRecord(step))
+    written()
+    if step in (20, 40):
+        writer.write(JoinRecord(0, step))
+        written()
+kill()
+""",
+    )
+    found = list(file.all())
+    assert [record.step for record in found if isinstance(record, MemoryRecord)] == list(range(60))
+    assert len(found) == 62
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b'{"after": "0"}\n', b"\xff\n", b'{"after": 12345}\n'])
+def test_recent_records_without_a_valid_size_are_not_read(path: Path, damage: bytes) -> None:
+    path.write_bytes(to_line(STEP))
+    path.with_suffix(RECENT_SUFFIX).write_bytes(damage + to_line(STEP))
+    assert list(RecordFile(path).all()) == [STEP]
+
+
+def test_a_rank_that_ends_leaves_one_file(path: Path) -> None:
+    writer = RecordWriter(path, block_seconds=1000.0)
+    writer.write(STEP)
+    deadline = time.monotonic() + 120
+    while not path.with_suffix(RECENT_SUFFIX).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.with_suffix(RECENT_SUFFIX).stat().st_mode & 0o777 == 0o600
+    writer.close(END)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert records_in(path) == [STEP, END]
+
+
+def test_where_somebody_reads_along_there_is_no_second_file(path: Path) -> None:
+    writer = RecordWriter(path, block_seconds=0.0)
+    deadline = time.monotonic() + 120
+    while not path.stat().st_size and time.monotonic() < deadline:
+        writer.write(STEP)
+        time.sleep(0.01)
+    assert not path.with_suffix(RECENT_SUFFIX).exists()
+    writer.close(END)
 
 
 def test_no_space_left_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.modules import HyperRecord, ModuleRecord
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
-from ddpcheck.records.registry import to_line
+from ddpcheck.records.registry import RECENT_SUFFIX, recent_header, to_line
 from tests.helpers.run_builder import leaves_of, packed
 
 NAMES = [f"layer{number}.weight" for number in range(100)]
@@ -137,3 +137,23 @@ def test_a_file_that_appears_late_is_found(tmp_path: Path) -> None:
     (attempt,) = run.attempts.values()
     assert attempt.ranks.keys() == {0, 1}
     assert attempt.agreement.stats_of(((0, 1), 0), Stage.PARAMS, TensorKind.PARAMETERS).compared == 5
+
+
+def test_records_that_a_killed_rank_had_collected_for_a_block_are_read(tmp_path: Path) -> None:
+    """The last steps of a rank are in its second file; those of the other ranks may be too."""
+    write_run(tmp_path, 3, 30, outlier_from=25)
+    for rank in (1, 2):
+        path = tmp_path / f"rank-{rank:05d}.jsonl"
+        *lines, _ = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:20]))
+        recent = recent_header(path.stat().st_size) + b"".join(lines[20:])
+        path.with_suffix(RECENT_SUFFIX).write_bytes(recent)
+    run = RunReader(tmp_path)
+    run.finish()
+    (attempt,) = run.attempts.values()
+    assert [attempt.steps(rank) for rank in range(3)] == [30] * 3
+    (module,) = attempt.modules()
+    stats = attempt.agreement.stats_of(module, Stage.PARAMS, TensorKind.PARAMETERS)
+    assert (stats.compared, stats.differing) == (30, 5)
+    assert stats.first is not None
+    assert stats.first.key.step == 25

@@ -12,6 +12,7 @@ from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.multi_node.merge import merge_runs
 from ddpcheck.records.kinds.rank import NodeMismatchRecord, NodesRecord, RankHeader
+from ddpcheck.records.registry import RECENT_SUFFIX, recent_header
 from tests.helpers.run_builder import RunBuilder
 
 OUTLIERS = {1: ["body.bias"]}
@@ -67,6 +68,18 @@ def test_the_exit_code_is_that_of_a_failed_node(tmp_path: Path) -> None:
     del run["ended"]
     (parts[1] / "run.json").write_text(json.dumps(run))
     assert analyse_run(merge_runs(parts, tmp_path / "again")).exit_code is None
+
+
+def test_the_second_file_of_a_killed_rank_is_merged_with_its_records(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    path = parts[1] / "rank-00001.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]))
+    recent = recent_header(path.stat().st_size) + b"".join(lines[5:-1])
+    path.with_suffix(RECENT_SUFFIX).write_bytes(recent)
+    whole = merge_runs(parts, tmp_path / "whole")
+    assert (whole / path.name).with_suffix(RECENT_SUFFIX).read_bytes() == recent
+    assert analyse_run(whole).steps == 4
 
 
 def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
