@@ -55,7 +55,9 @@ class UnwrappedTracker:
         self._used_modules = UsedModules()
         # Parameters of live optimizers, by their id.
         self._stepped: dict[int, tuple[tuple[int, ...], UnwrappedParameters]] = {}
-        # Tensors whose optimizer is gone, by what describes them: the program may have made new ones of the same kind.
+        # Steps of DDP modules before an optimizer's first one, by its id.
+        self._begun: dict[int, int] = {}
+        # Tensors of short-lived optimizers, by what describes them: the program may have made new ones of this kind.
         self._released: dict[tuple[str, ...], list[weakref.ref[torch.Tensor]]] = {}
         self._used: list[TrackedModule] = []
         # Those that have the parameters of a DDP module, until it is known where their values come from.
@@ -146,6 +148,7 @@ class UnwrappedTracker:
         if id(optimizer) not in self._stepped:
             weakref.finalize(optimizer, self._on_released, id(optimizer)).atexit = False
         self._stepped[id(optimizer)] = (identities, tracked)
+        self._begun[id(optimizer)] = self._wrapped_steps()
         self._context.emit(Probe.unwrapped_found, tracked)
         before = self._released.get(_description(tracked), ())
         if before and not holders and all(tensor() is None for tensor in before):
@@ -166,12 +169,17 @@ class UnwrappedTracker:
     def _backwards(self) -> Iterable[Any]:
         return [each.backward for each in self._wrapped if each.backward is not None]
 
+    def _wrapped_steps(self) -> int:
+        return max((each.steps for each in self._wrapped), default=0)
+
     def _release(self, optimizer: int) -> None:
         """The optimizer was deleted, or its parameters have changed."""
         _, tracked = self._stepped.pop(optimizer, ((), None))
         if tracked is not None:
             self._context.emit(Probe.wrapper_released, tracked)
-            if len(self._released) < _MAX_RELEASED:
+            begun = self._begun.pop(optimizer, 0)
+            # For a batch: until the step of the DDP module that follows.
+            if self._wrapped_steps() <= begun + 1 and len(self._released) < _MAX_RELEASED:
                 tensors = tracked.parameter_tensors()
                 self._released[_description(tracked)] = list(map(weakref.ref, tensors))
             tracked.forget()

@@ -16,7 +16,7 @@ from ddpcheck.analysis.divergence.explain import same_parameter_names
 from ddpcheck.analysis.evidence import differing_tensors
 from ddpcheck.analysis.unwrapped.collector import UnwrappedCollector, changed_alike
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.modules import COPIED_IN_PARTS, ModuleRole, UseEvidence
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRole, UseEvidence
 from ddpcheck.records.reasons import UnwrappedReason
 
 _PARAMETERS = TensorKind.PARAMETERS
@@ -44,8 +44,8 @@ class Basis(Enum):
     CONSTANT = 6
     # The sampler of every rank draws this rank's part of one dataset, and no module is wrapped.
     SPLIT_DATA = 7
-    # Optimizers of all ranks step parts of one copy of it.
-    COPIED_IN_PARTS = 8
+    # Optimizers step parts of one copy of it, or copies, and it was equal on all ranks after a step.
+    COPIED = 8
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
     later = None if from_start else _later(collector, module, first)
     if later is not None and _agreeing(first, later):
         return Basis.OTHERS_REDUCED
-    if _is_copied_in_parts(attempt, module):
-        return Basis.COPIED_IN_PARTS
+    if _is_copied(attempt, module):
+        return Basis.COPIED
     if UnwrappedReason.EXCHANGED.value in reasons:
         return Basis.NONE
     if UnwrappedReason.SHARED_BACKWARD.value in reasons:
@@ -126,9 +126,11 @@ def _is_recreated(attempt: Attempt, module: ModuleKey) -> bool:
     )
 
 
-def _is_copied_in_parts(attempt: Attempt, module: ModuleKey) -> bool:
-    ranks = attempt.of_module(module).values()
-    return all(rank.latest[module].mesh.get("kind") == COPIED_IN_PARTS for rank in ranks)
+def _is_copied(attempt: Attempt, module: ModuleKey) -> bool:
+    kinds = {rank.latest[module].mesh.get("kind") for rank in attempt.of_module(module).values()}
+    params = attempt.collector(UnwrappedCollector).agreement.stats_of(module, Stage.PARAMS, _PARAMETERS)
+    # Models that each rank trains for itself may have copies too.
+    return kinds == {COPIED_IN_PARTS} or (kinds == {COPIED} and _last_agreed(params) >= 0)
 
 
 def anything_agrees(attempt: Attempt) -> bool:

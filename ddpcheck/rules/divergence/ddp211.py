@@ -20,7 +20,7 @@ from ddpcheck.analysis.unwrapped.judgement import (
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.modules import PARTIAL, ModuleRole
+from ddpcheck.records.kinds.modules import COPIED, PARTIAL, ModuleRole
 from ddpcheck.rules.rule import Location, Rule
 
 RULE = Rule(
@@ -180,8 +180,9 @@ def _cause(
         else "every rank has applied the same gradients in some steps, but not in all",
         Basis.SUBGROUPS: _subgroups(difference),
     }
-    causes[Basis.COPIED_IN_PARTS] = (
-        "the optimizer of each rank steps a part of a copy of them, and the ranks do not put the same values back"
+    copy = "a copy" if mesh.get("kind") == COPIED else "a part of a copy"
+    causes[Basis.COPIED] = (
+        f"the optimizer of each rank steps {copy} of them, and the ranks do not put the same values back"
     )
     causes[Basis.SPLIT_DATA] = (
         "the model is not wrapped in DDP: the samplers give each rank its part of the data, and nothing reduces "
@@ -190,8 +191,8 @@ def _cause(
     cause = causes.get(difference.basis)
     if cause is not None:
         fix = _WRAP
-        if difference.basis is Basis.COPIED_IN_PARTS:
-            fix = "After the step, gather all parts on every rank, copy all of them back, and write nothing else."
+        if difference.basis is Basis.COPIED:
+            fix = "After each step, copy the same values back on every rank, and write nothing else to them."
         if difference.basis is Basis.SPLIT_DATA:
             fix = "Wrap the model before you create the optimizer: model = DistributedDataParallel(model)."
         if difference.from_start and difference.basis is Basis.SAME_GRADIENTS:

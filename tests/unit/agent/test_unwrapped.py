@@ -292,3 +292,18 @@ def test_a_moving_average_of_the_model_is_not_taken_for_it() -> None:
     assert found is not None
     assert found.modules == [model]
     del average
+
+
+def test_parameters_of_a_later_training_are_not_those_of_a_batch() -> None:
+    """Cross-validation: each fold has its own model and its own weights of the losses."""
+    context = FakeContext()
+    job = Job(nn.Linear(1, 1), context).wrapped()
+    trains = torch.optim.SGD(job.module.parameters(), lr=0.1)
+    for _ in range(3):
+        weights = nn.Parameter(torch.zeros(5))
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        for _ in range(4):
+            weights.grad = torch.ones_like(weights)
+            job.step(optimizer)
+            job.train(trains)
+    assert context.of(ModuleUseRecord) == []
