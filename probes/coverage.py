@@ -168,7 +168,7 @@ class CoverageProbe(Probe):
             known = entry.not_compared.setdefault(reason, set())
             if len(known) < MOST_IDS:
                 known |= ids
-        if self._seen is None and missing.keys() - {NotCompared.IGNORED}:
+        if self._seen is None and missing.keys() - {NotCompared.IGNORED, NotCompared.COPY}:
             self._seen = parallelism([p for group in optimizer.param_groups for p in group["params"]])
             self.context.write(TrainingRecord(self._backwards, self._seen))
 
@@ -178,6 +178,7 @@ class CoverageProbe(Probe):
         """Ids of the parameters that the optimizer steps: compared ones, and the others by reason."""
         in_modules = {id(tensor) for tracked in modules for tensor in tracked.stepped_objects()}
         sharded = {id(tensor) for tracked in modules for tensor in tracked.without_replica}
+        copies = {id(tensor) for tracked in modules for tensor in tracked.copies}
         ignored = {id(tensor) for tracked in modules if tracked.ignored for tensor in _ignored(tracked)}
         compared: set[int] = set()
         missing: dict[NotCompared, set[int]] = {}
@@ -186,9 +187,14 @@ class CoverageProbe(Probe):
                 key = id(parameter)
                 if key in in_modules:
                     compared.add(key)
+                elif key in copies:
+                    missing.setdefault(NotCompared.COPY, set()).add(key)
                 elif parameter.requires_grad:
                     reason = NotCompared.SHARDED if key in sharded else self._reason(parameter, ignored)
                     missing.setdefault(reason, set()).add(key)
+        if NotCompared.COPY in missing:
+            for tracked in modules:
+                compared.update(id(tensor) for tensor in tracked.stepped_objects() if tracked.copies)
         return compared, missing
 
     def _reason(self, parameter: Any, ignored: set[int]) -> NotCompared:

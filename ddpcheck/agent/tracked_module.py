@@ -122,6 +122,8 @@ class TrackedModule:
     # Of shards: where they are on the device mesh, and the parameters of which no other rank holds the same part.
     mesh: dict[str, Any] = field(default_factory=dict)
     without_replica: list[torch.Tensor] = field(default_factory=list)
+    # What the optimizer steps in place of these parameters, as ZeRO does: their values are copied back afterwards.
+    copies: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Names, by id, of the parameters that the reducer was built with: those with requires_grad at that time.

@@ -17,7 +17,7 @@ from ddpcheck.agent.backward_tracker import NO_TASK, BackwardTracker
 from ddpcheck.agent.tracked_module import Holder, ModuleContents, ParamSetChange, Slot, TrackedModule
 from ddpcheck.probes.coverage import is_dtensor
 from ddpcheck.probes.probe import Emit, Probe
-from ddpcheck.records.kinds.modules import FIRST_UNWRAPPED, ModuleRole
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, FIRST_UNWRAPPED, ModuleRole
 from ddpcheck.records.reasons import UnwrappedReason
 
 # A tensor subclass, as sharding makes it, is another part on each rank.
@@ -28,6 +28,8 @@ _SHARDING_WRAPPERS = frozenset({"FullyShardedDataParallel"})
 _WRAPPED_CHILDREN = frozenset(private.name for private in torch_compat.WRAPPED_CHILDREN)
 # Bounds the way up to the root of a module tree.
 _MAX_DEPTH = 100
+# Elements that are added to each rank's part of a flat copy, and the share of a small model that they may be.
+_PADDING, _PADDED_SHARE = 4096, 0.25
 # Ordinals of unwrapped modules: a hash of their contents in this range.
 _ORDINALS = 1 << 30
 
@@ -54,7 +56,7 @@ class UnwrappedParameters(TrackedModule):
 
     def forget(self) -> None:
         super().forget()
-        self.slots = []
+        self.slots, self.copies = [], []
 
 
 class UnwrappedBackward(BackwardTracker):
@@ -155,6 +157,63 @@ def find_slots(parameters: Sequence[tuple[str, torch.Tensor]]) -> FoundSlots:
         if held.managed:
             inside.append(name)
     return FoundSlots([slots[name] for name in sorted(slots)], list(modules.values()), sorted(inside))
+
+
+class CopiedParameters(NamedTuple):
+    """Parameters of which an optimizer steps copies."""
+
+    slots: list[Slot]
+    modules: list[torch.nn.Module]
+    kind: str
+
+
+def find_originals(
+    optimizer: torch.optim.Optimizer, copies: Sequence[torch.Tensor], ranks: int
+) -> CopiedParameters | None:
+    """The parameters of a model that no optimizer holds, if `copies` have their size, or that of a rank's part of them.
+
+    Optimizers that shard their state (ZeRO, DeepSpeed, Megatron) step flat parts, optimizers for half precision step
+    copies in float32. Looks at every object of the process.
+    """
+    stepped = {
+        id(parameter)
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.optim.Optimizer)
+        for group in getattr(each, "param_groups", ())
+        for parameter in group["params"]
+    }
+    copied = sum(tensor.numel() for tensor in copies)
+    matching = []
+    for root in _roots(live_modules()):
+        originals = [
+            tensor for tensor in root.parameters() if tensor.requires_grad and id(tensor) not in stepped
+        ]
+        size = sum(tensor.numel() for tensor in originals)
+        padding = min(ranks * _PADDING, int(_PADDED_SHARE * size) + ranks)
+        in_parts = size <= copied * ranks <= size + padding
+        if size and (copied == size or in_parts) and all(type(tensor) in _PLAIN for tensor in originals):
+            matching.append((originals, COPIED if copied == size else COPIED_IN_PARTS))
+    # A moving average has the same size, and no gradients.
+    trained = [each for each in matching if any(tensor.grad is not None for tensor in each[0])]
+    chosen = trained or matching
+    if not chosen:
+        return None
+    name = type(optimizer).__name__
+    tensors = [tensor for originals, _ in chosen for tensor in originals]
+    found = find_slots([(f"{name}.{number}", each) for number, each in enumerate(tensors)])
+    if len(found.slots) != len(tensors) or found.inside_fsdp:
+        return None
+    return CopiedParameters(found.slots, found.modules, chosen[0][1])
+
+
+def _roots(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those that no other module contains."""
+    inner = {
+        id(child)
+        for module in modules
+        for child in torch_compat.read(torch_compat.SUBMODULES, module, {}).values()
+    }
+    return [module for module in modules if id(module) not in inner]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ddpcheck.agent.unwrapped import (
     Ordinals,
     UnwrappedBackward,
     UnwrappedParameters,
+    find_originals,
     find_slots,
     track_unwrapped,
     unwrapped_parameters,
@@ -27,6 +28,10 @@ from ddpcheck.agent.unwrapped import (
 from ddpcheck.agent.used_modules import UsedModules, track_used
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.probe import Probe
+from ddpcheck.records.kinds.modules import UseEvidence
+
+# Kinds of parameters whose last tensors are remembered.
+_MAX_RELEASED = 256
 
 
 class UnwrappedTracker:
@@ -50,6 +55,10 @@ class UnwrappedTracker:
         self._used_modules = UsedModules()
         # Parameters of live optimizers, by their id.
         self._stepped: dict[int, tuple[tuple[int, ...], UnwrappedParameters]] = {}
+        # Steps of DDP modules before an optimizer's first one, by its id.
+        self._begun: dict[int, int] = {}
+        # Tensors of short-lived optimizers, by what describes them: the program may have made new ones of this kind.
+        self._released: dict[tuple[str, ...], list[weakref.ref[torch.Tensor]]] = {}
         self._used: list[TrackedModule] = []
         # Those that have the parameters of a DDP module, until it is known where their values come from.
         self._copies: list[tuple[TrackedModule, ModuleCopy]] = []
@@ -120,17 +129,32 @@ class UnwrappedTracker:
         slots, holders, inside = find_slots(parameters)
         if not slots:
             return None
+        copies: list[torch.Tensor] = []
+        originals = None
+        if not holders and not self._wrapped and not self._sharded.found:
+            tensors = [parameter for _, parameter in parameters]
+            originals = find_originals(optimizer, tensors, self._context.world_size)
+        if originals is not None:
+            copies, slots, holders = tensors, originals.slots, originals.modules
         where = self._used_modules.called_at(holders)
         # Beside shards it matters whether FSDP leaves them out, or was not applied to their module.
-        mesh = {"inside": inside} if self._sharded.found or inside else None
+        mesh: dict[str, Any] | None = {"inside": inside} if self._sharded.found or inside else None
+        if originals is not None:
+            mesh = {"kind": originals.kind}
         tracked = track_unwrapped(
             optimizer, slots, self._new_index(), self._group, self._ordinals, where, mesh
         )
+        tracked.copies = copies
         if id(optimizer) not in self._stepped:
             weakref.finalize(optimizer, self._on_released, id(optimizer)).atexit = False
         self._stepped[id(optimizer)] = (identities, tracked)
+        self._begun[id(optimizer)] = self._wrapped_steps()
         self._context.emit(Probe.unwrapped_found, tracked)
-        if self._context.config.gradients != "off":
+        before = self._released.get(_description(tracked), ())
+        if before and not holders and all(tensor() is None for tensor in before):
+            self._context.emit(Probe.module_used, tracked, [UseEvidence.RECREATED.value])
+        # Gradients of copied parameters are local, those of the copies are parts.
+        if self._context.config.gradients != "off" and not copies:
             tracked.backward = UnwrappedBackward(
                 tracked,
                 self._context.emit,
@@ -145,11 +169,19 @@ class UnwrappedTracker:
     def _backwards(self) -> Iterable[Any]:
         return [each.backward for each in self._wrapped if each.backward is not None]
 
+    def _wrapped_steps(self) -> int:
+        return max((each.steps for each in self._wrapped), default=0)
+
     def _release(self, optimizer: int) -> None:
         """The optimizer was deleted, or its parameters have changed."""
         _, tracked = self._stepped.pop(optimizer, ((), None))
         if tracked is not None:
             self._context.emit(Probe.wrapper_released, tracked)
+            begun = self._begun.pop(optimizer, 0)
+            # For a batch: until the step of the DDP module that follows.
+            if self._wrapped_steps() <= begun + 1 and len(self._released) < _MAX_RELEASED:
+                tensors = tracked.parameter_tensors()
+                self._released[_description(tracked)] = list(map(weakref.ref, tensors))
             tracked.forget()
 
     def step_done(
@@ -212,6 +244,10 @@ class UnwrappedTracker:
         for each, copy in self._copies:
             if each is tracked:
                 copy.end()
+
+
+def _description(tracked: TrackedModule) -> tuple[str, ...]:
+    return tracked.name, *(slot.name for slot in tracked.parameters)
 
 
 def _is_about_parameters() -> bool:

@@ -20,7 +20,7 @@ from ddpcheck.analysis.unwrapped.judgement import (
 )
 from ddpcheck.records.kinds.coverage import NotCompared, StepCoverageRecord
 from ddpcheck.records.kinds.digests import Stage, TensorKind
-from ddpcheck.records.kinds.modules import ModuleRole
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRole
 
 # Checks that need a part of ddpcheck, by its name in fault records. Without one of these the report proves less than
 # its verdict would say.
@@ -50,7 +50,7 @@ OTHER_CHECKS: Mapping[str, tuple[str, ...]] = {
 LOCAL_SGD = "local_sgd"
 ONE_RANK = "one_rank"
 # Parameters that need not be equal, or have no replica: a report without them is complete.
-EXPECTED = frozenset({NotCompared.IGNORED.value, LOCAL_SGD, ONE_RANK})
+EXPECTED = frozenset({NotCompared.IGNORED.value, NotCompared.COPY.value, LOCAL_SGD, ONE_RANK})
 
 
 def coverage_of(attempt: Attempt, write_errors: Collection[int] = ()) -> Coverage:
@@ -62,6 +62,8 @@ def coverage_of(attempt: Attempt, write_errors: Collection[int] = ()) -> Coverag
     missing = {rank: _missing(entries.values()) for rank, entries in collector.entries.items()}
     most = max((counts for counts in missing.values()), key=Counter.total, default=Counter())
     not_compared = {**elsewhere, **most}
+    # The parameters that they stand for are counted.
+    not_compared.pop(NotCompared.COPY.value, None)
     ranks, gap = _gap(attempt, missing, compared_steps, write_errors)
     lost = _lost_checks(attempt.ranks.values(), MAIN_CHECKS)
     return Coverage(
@@ -219,6 +221,9 @@ def _in_modules(attempt: Attempt) -> tuple[int, dict[str, int]]:
         stepped: dict[ModuleKey, set[int]] = {}
         for (_, module), record in rank.optimizers.items():
             indices = {index for group in record.groups for index in group if index >= 0}
+            description = rank.latest.get(module)
+            if description is not None and description.mesh.get("kind") in (COPIED, COPIED_IN_PARTS):
+                indices = set(range(len(description.parameters)))
             stepped.setdefault(module, set()).update(indices)
         compared = 0
         others: Counter[str] = Counter()

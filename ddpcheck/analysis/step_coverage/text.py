@@ -14,6 +14,7 @@ _REASONS = {
     NotCompared.FLAT_PARAMETER.value: "flat parameters of FSDP",
     NotCompared.SHARDED.value: "sharded, without a replica on another rank",
     NotCompared.IGNORED.value: "ignored by DDP on request",
+    NotCompared.COPY.value: "copies of parameters that are compared",
     NotCompared.WRAPPER_DELETED.value: "their DDP module was deleted",
     LOCAL_SGD: "post-localSGD lets replicas differ between averagings",
     ONE_RANK: "the process group has one rank",

@@ -16,7 +16,7 @@ from ddpcheck.analysis.divergence.explain import same_parameter_names
 from ddpcheck.analysis.evidence import differing_tensors
 from ddpcheck.analysis.unwrapped.collector import UnwrappedCollector, changed_alike
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
-from ddpcheck.records.kinds.modules import ModuleRole, UseEvidence
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRole, UseEvidence
 from ddpcheck.records.reasons import UnwrappedReason
 
 _PARAMETERS = TensorKind.PARAMETERS
@@ -44,6 +44,8 @@ class Basis(Enum):
     CONSTANT = 6
     # The sampler of every rank draws this rank's part of one dataset, and no module is wrapped.
     SPLIT_DATA = 7
+    # Optimizers step parts of one copy of it, or copies, and it was equal on all ranks after a step.
+    COPIED = 8
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,15 @@ def stepped_difference(attempt: Attempt, module: ModuleKey) -> UnwrappedDifferen
 def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start: bool) -> Basis:
     collector = attempt.collector(UnwrappedCollector)
     reasons = collector.reasons.get(module, set())
+    if _is_recreated(attempt, module):
+        return Basis.NONE
     if module in collector.agreement.reduced_by_job:
         return Basis.SAME_GRADIENTS
     later = None if from_start else _later(collector, module, first)
     if later is not None and _agreeing(first, later):
         return Basis.OTHERS_REDUCED
+    if _is_copied(attempt, module):
+        return Basis.COPIED
     if UnwrappedReason.EXCHANGED.value in reasons:
         return Basis.NONE
     if UnwrappedReason.SHARED_BACKWARD.value in reasons:
@@ -107,6 +113,24 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
     if attempt.data.is_split(module[0]) and not anything_agrees(attempt):
         return Basis.SPLIT_DATA
     return Basis.NONE
+
+
+def _is_recreated(attempt: Attempt, module: ModuleKey) -> bool:
+    """Whether the job makes such tensors again and again: each lives for a batch of its own rank."""
+    collector, ranks = attempt.collector(UnwrappedCollector), attempt.of_module(module).values()
+    rows = next(iter(ranks)).latest[module].parameters
+    return any(
+        UseEvidence.RECREATED.value in evidence
+        and any(other in rank.latest and rank.latest[other].parameters == rows for rank in ranks)
+        for other, evidence in collector.uses.items()
+    )
+
+
+def _is_copied(attempt: Attempt, module: ModuleKey) -> bool:
+    kinds = {rank.latest[module].mesh.get("kind") for rank in attempt.of_module(module).values()}
+    params = attempt.collector(UnwrappedCollector).agreement.stats_of(module, Stage.PARAMS, _PARAMETERS)
+    # Models that each rank trains for itself may have copies too.
+    return kinds == {COPIED_IN_PARTS} or (kinds == {COPIED} and _last_agreed(params) >= 0)
 
 
 def anything_agrees(attempt: Attempt) -> bool:

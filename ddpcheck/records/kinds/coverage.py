@@ -16,6 +16,7 @@ class NotCompared(str, Enum):
     FLAT_PARAMETER = "flat_parameter"  # of FSDP1
     SHARDED = "sharded"  # each rank holds another part of it: there is no replica
     IGNORED = "ignored"  # DDP ignores it on the user's request
+    COPY = "copy"  # a copy of parameters that are compared in its place
     WRAPPER_DELETED = "wrapper_deleted"  # its DDP module was deleted, and the optimizer still steps it
 
 

@@ -81,6 +81,8 @@ class UseEvidence(str, Enum):
     # It is a moving average of the DDP module, or becomes a copy of it from time to time.
     FOLLOWS = "follows"
     COPIED = "copied"
+    # The program makes new tensors of this kind again and again, as for a perturbation of each batch.
+    RECREATED = "recreated"
 
 
 # Ordinals of modules that are not wrapped begin here. They follow from the contents of a module.
@@ -91,6 +93,8 @@ FIRST_WITHOUT_REPLICA = 3 << 30
 
 # `mesh["kind"]` of shards on a mesh that is a part of the mesh of other parameters of the same optimizer.
 PARTIAL = "partial"
+# `ModuleRecord.mesh["kind"]` of parameters of which an optimizer steps copies: whole ones, or each rank another part.
+COPIED, COPIED_IN_PARTS = "copied", "copied_in_parts"
 
 # Part of the name of a communication hook under which replicas differ between averagings.
 LOCAL_SGD_HOOK = "post_localSGD"

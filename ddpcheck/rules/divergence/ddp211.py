@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
@@ -16,7 +18,9 @@ from ddpcheck.analysis.unwrapped.judgement import (
     unwrapped_modules,
 )
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.kinds.modules import PARTIAL, ModuleRole
+from ddpcheck.records.codecs import unpack_leaves
+from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.modules import COPIED, PARTIAL, ModuleRole
 from ddpcheck.rules.rule import Location, Rule
 
 RULE = Rule(
@@ -61,12 +65,49 @@ def find(context: RuleContext) -> list[Finding]:
         for module in unwrapped_modules(context.attempt, ModuleRole.STEPPED)
     ]
     replicas = set(context.modules())
-    return [
+    ignored = [_ignored(context, module) for module in replicas if not is_unwrapped(module)]
+    return [each for each in ignored if each is not None] + [
         _finding(context, difference)
         for difference in found
         # A job without DDP whose gradients agree: the general rules examine it like a wrapped module.
         if difference is not None and (difference.module not in replicas or difference.from_start)
     ]
+
+
+def _ignored(context: RuleContext, module: ModuleKey) -> Finding | None:
+    """Parameters that DDP ignores were equal after wrapping, and each rank applies its own gradients to them."""
+    attempt = context.attempt
+    start = attempt.agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.IGNORED)
+    applied = attempt.agreement.stats_of(module, Stage.APPLIED, TensorKind.IGNORED)
+    first = applied.first
+    if first is None or start.first is not None or not start.compared:
+        return None
+    evidence = of_disagreement(attempt, first, context.folder)
+    names, count = evidence["parameters"]["names"], evidence["parameters"]["count"]
+    reduced = _equal_gradients(first)
+    return context.finding(
+        RULE,
+        f"From step {first.key.step} on, ranks apply different gradients to {count} of the parameters that DDP "
+        "ignores, which were equal after wrapping."
+        + ("" if reduced else " Nothing shows that they have to stay equal, so this is not judged."),
+        severity=None if reduced else Severity.NOTE,
+        disagreement=first,
+        parameter=names[0] if names else None,
+        evidence=evidence,
+        cause="DDP is configured to ignore them, and no one reduces their gradients"
+        + (f": those of {reduced} other ignored parameters are reduced" if reduced else ""),
+        fix="All-reduce the gradients of all ignored parameters, or take them out of the list."
+        if reduced
+        else "Nothing, if each rank is meant to have its own. Otherwise take them out of the list of ignored "
+        "parameters, or all-reduce their gradients.",
+    )
+
+
+def _equal_gradients(first: Disagreement) -> int:
+    """How many ignored parameters have the same gradient on all ranks."""
+    records = [record for record in first.digests.values() if isinstance(record, DigestRecord)]
+    rows = [unpack_leaves(record.leaves, record.width) for record in records]
+    return sum(len(set(leaves)) == 1 and any(leaves[0]) for leaves in zip(*rows, strict=False))
 
 
 def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
@@ -139,6 +180,10 @@ def _cause(
         else "every rank has applied the same gradients in some steps, but not in all",
         Basis.SUBGROUPS: _subgroups(difference),
     }
+    copy = "a copy" if mesh.get("kind") == COPIED else "a part of a copy"
+    causes[Basis.COPIED] = (
+        f"the optimizer of each rank steps {copy} of them, and the ranks do not put the same values back"
+    )
     causes[Basis.SPLIT_DATA] = (
         "the model is not wrapped in DDP: the samplers give each rank its part of the data, and nothing reduces "
         "gradients or makes the parameters equal"
@@ -146,6 +191,8 @@ def _cause(
     cause = causes.get(difference.basis)
     if cause is not None:
         fix = _WRAP
+        if difference.basis is Basis.COPIED:
+            fix = "After each step, copy the same values back on every rank, and write nothing else to them."
         if difference.basis is Basis.SPLIT_DATA:
             fix = "Wrap the model before you create the optimizer: model = DistributedDataParallel(model)."
         if difference.from_start and difference.basis is Basis.SAME_GRADIENTS:

@@ -82,6 +82,7 @@ ORDER = (
     "probe_outside",
     "teacher_outside",
     "reduced_by_hand",
+    "flat_parts",
     "post_local_sgd",
     "hybrid_sharded",
     "replicated_by_fsdp",

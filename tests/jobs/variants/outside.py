@@ -81,3 +81,32 @@ def reduced_by_hand(rank: int, world_size: int) -> list[Any]:
         _average(model.parameters())
         optimizer.step()
     return [model, optimizer]
+
+
+@variant()
+def flat_parts(rank: int, world_size: int) -> list[Any]:
+    """Each rank steps its part of a flat copy, and all parts are gathered into the model."""
+    torch.manual_seed(12)
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 2))
+    parameters = list(model.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    share = -(-total // world_size)
+
+    def own_part(tensors: list[torch.Tensor]) -> torch.Tensor:
+        flat = torch.cat(
+            [*(tensor.reshape(-1) for tensor in tensors), torch.zeros(share * world_size - total)]
+        )
+        return flat[rank * share : (rank + 1) * share].clone()
+
+    part = nn.Parameter(own_part([parameter.detach() for parameter in parameters]))
+    optimizer = torch.optim.AdamW([part], lr=0.02)
+    for batch in batches(rank):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        _average(parameters)
+        part.grad = own_part([parameter.grad for parameter in parameters if parameter.grad is not None])
+        optimizer.step()
+        parts = [torch.empty(share) for _ in range(world_size)]
+        dist.all_gather(parts, part.detach())
+        nn.utils.vector_to_parameters(torch.cat(parts)[:total], parameters)
+    return [model, optimizer]

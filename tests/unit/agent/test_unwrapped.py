@@ -11,10 +11,19 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ddpcheck.agent import unwrapped
-from ddpcheck.agent.unwrapped import Ordinals, find_slots, unwrapped_parameters
+from ddpcheck.agent.unwrapped import Ordinals, find_originals, find_slots, unwrapped_parameters
 from ddpcheck.agent.used_modules import OBSERVED_STEPS, UsedModules, track_used
+from ddpcheck.records.kinds.coverage import StepCoverageRecord
 from ddpcheck.records.kinds.digests import Stage
-from ddpcheck.records.kinds.modules import FIRST_UNWRAPPED, ModuleRecord, ModuleRole, UseEvidence
+from ddpcheck.records.kinds.modules import (
+    COPIED,
+    COPIED_IN_PARTS,
+    FIRST_UNWRAPPED,
+    ModuleRecord,
+    ModuleRole,
+    ModuleUseRecord,
+    UseEvidence,
+)
 from tests.helpers.fake_context import FakeContext, Job
 
 
@@ -197,3 +206,104 @@ def test_a_group_that_is_added_later_is_followed() -> None:
         1
     ]
     job.dispatcher.close()
+
+
+def test_the_model_is_found_whose_copy_an_optimizer_steps_in_parts() -> None:
+    model, frozen = nn.Linear(40, 40), nn.Linear(7, 7).requires_grad_(False)
+    part = nn.Parameter(torch.zeros(821))
+    found = find_originals(torch.optim.SGD([part], lr=0.1), [part], ranks=2)
+    assert found is not None
+    assert ([slot.name for slot in found.slots], found.kind) == (
+        ["Linear.bias", "Linear.weight"],
+        COPIED_IN_PARTS,
+    )
+    assert found.modules == [model]
+    del frozen
+
+
+def test_a_whole_copy_of_a_model() -> None:
+    model = nn.Linear(40, 40)
+    copies = [parameter.detach().float() for parameter in model.parameters()]
+    found = find_originals(torch.optim.SGD(copies, lr=0.1), copies, ranks=2)
+    assert found is not None
+    assert found.kind == COPIED
+
+
+@pytest.mark.parametrize("elements", [3, 400, 1200, 100_000])
+def test_other_parameters_are_no_copies_of_a_model(elements: int) -> None:
+    model = nn.Linear(40, 40)
+    bare = nn.Parameter(torch.zeros(elements))
+    assert find_originals(torch.optim.SGD([bare], lr=0.1), [bare], ranks=2) is None
+    del model
+
+
+def test_a_model_that_another_optimizer_steps_has_no_copy() -> None:
+    model, part = nn.Linear(40, 40), nn.Parameter(torch.zeros(821))
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert find_originals(torch.optim.SGD([part], lr=0.1), [part], ranks=2) is None
+    del other
+
+
+def test_a_model_is_compared_in_place_of_its_copies() -> None:
+    context = FakeContext()
+    model, part = nn.Linear(40, 40), nn.Parameter(torch.zeros(820))
+    job = Job(nn.Linear(1, 1), context)
+    # The job wraps nothing.
+    job.dispatcher._in_order.clear()
+    part.grad = torch.ones_like(part)
+    job.step(torch.optim.SGD([part], lr=0.1))
+    record = context.of(ModuleRecord)[-1]
+    assert [row[0] for row in record.parameters] == ["Linear.bias", "Linear.weight"]
+    assert (record.role, record.mesh) == (ModuleRole.STEPPED.value, {"kind": COPIED_IN_PARTS})
+    [coverage] = context.of(StepCoverageRecord)
+    assert (coverage.compared, coverage.not_compared) == (2, {"copy": 1})
+    del model
+
+
+def test_parameters_that_are_made_anew_for_each_batch_are_recognised() -> None:
+    context = FakeContext()
+    job = Job(nn.Linear(1, 1), context).wrapped()
+    for _ in range(3):
+        change = nn.Parameter(torch.zeros(5))
+        optimizer = torch.optim.SGD([change], lr=0.1)
+        change.grad = torch.ones_like(change)
+        job.step(optimizer)
+    evidence = [record.evidence for record in context.of(ModuleUseRecord)]
+    assert evidence == [[UseEvidence.RECREATED.value]] * 2
+
+
+def test_a_parameter_that_a_new_optimizer_steps_is_not_made_anew() -> None:
+    context = FakeContext()
+    job = Job(nn.Linear(1, 1), context).wrapped()
+    weights = nn.Parameter(torch.zeros(5))
+    for _ in range(3):
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        weights.grad = torch.ones_like(weights)
+        job.step(optimizer)
+    assert context.of(ModuleUseRecord) == []
+
+
+def test_a_moving_average_of_the_model_is_not_taken_for_it() -> None:
+    model, average = nn.Linear(30, 30), nn.Linear(30, 30)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    part = nn.Parameter(torch.zeros(465))
+    found = find_originals(torch.optim.SGD([part], lr=0.1), [part], ranks=2)
+    assert found is not None
+    assert found.modules == [model]
+    del average
+
+
+def test_parameters_of_a_later_training_are_not_those_of_a_batch() -> None:
+    """Cross-validation: each fold has its own model and its own weights of the losses."""
+    context = FakeContext()
+    job = Job(nn.Linear(1, 1), context).wrapped()
+    trains = torch.optim.SGD(job.module.parameters(), lr=0.1)
+    for _ in range(3):
+        weights = nn.Parameter(torch.zeros(5))
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        for _ in range(4):
+            weights.grad = torch.ones_like(weights)
+            job.step(optimizer)
+            job.train(trains)
+    assert context.of(ModuleUseRecord) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ddpcheck.records.codecs import pack
 from ddpcheck.records.kinds.data import LoaderRecord
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.kinds.gradients import ManualReductionRecord
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRecord
 from ddpcheck.records.reasons import UnwrappedReason
 from ddpcheck.reports.finding_text import script_line
 from tests.helpers.run_builder import RunBuilder, sketch_of
@@ -240,3 +242,34 @@ def test_parts_of_a_layer_beside_a_layer_that_is_equal(tmp_path: Path) -> None:
         apply_beside(build, step, OWN if step else "", ["a", "b", "c"])
         step_beside(build, step, outliers={rank: ["Head.weight"] for rank in range(3)})
     assert "DDP606" not in {finding.code for finding in build.end().report().findings}
+
+
+def copied(folder: Path, kind: str, agreeing: int) -> RunBuilder:
+    """An optimizer steps copies of a model, which differs from some step on."""
+    build = beside(RunBuilder(folder, 3), names=HEAD)
+    for records in build.records.values():
+        records[:] = [
+            replace(record, mesh={"kind": kind}) if isinstance(record, ModuleRecord) else record
+            for record in records
+        ]
+    for step in range(agreeing + 3):
+        step_beside(build, step, outliers={} if step < agreeing else ALL)
+    return build.end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "agreeing", "cause"),
+    [
+        (COPIED_IN_PARTS, 2, "a part of a copy"),
+        (COPIED_IN_PARTS, 0, "a part of a copy"),
+        (COPIED, 2, "a copy"),
+    ],
+)
+def test_a_model_whose_copies_are_stepped(tmp_path: Path, kind: str, agreeing: int, cause: str) -> None:
+    [finding] = copied(tmp_path, kind, agreeing).findings("DDP211")
+    assert (finding.severity, finding.step) == (Severity.ERROR, agreeing)
+    assert f"steps {cause} of them" in finding.cause
+
+
+def test_models_of_the_ranks_own_with_copies_are_not_judged(tmp_path: Path) -> None:
+    assert copied(tmp_path, COPIED, 0).findings("DDP211") == []

@@ -94,3 +94,22 @@ def test_ignored_and_not_trained(tmp_path: Path) -> None:
 
 def test_ignored_and_equal(tmp_path: Path) -> None:
     assert apply_to_adapter(with_adapter(tmp_path, 2, {}), 1).end().findings() == []
+
+
+def test_ignored_and_equal_until_each_rank_trains_its_own(tmp_path: Path) -> None:
+    """A note of DDP211: nothing shows that they have to stay equal."""
+    build = with_adapter(tmp_path, 2, {})
+    for step in (1, 2):
+        apply_to_adapter(build, step, {1: list(ADAPTER)})
+    [finding] = build.end().findings()
+    assert (finding.code, finding.severity.value, finding.step) == ("DDP211", "note", 1)
+    assert finding.parameter == "adapter.down"
+
+
+def test_one_of_several_ignored_is_not_reduced(tmp_path: Path) -> None:
+    build = with_adapter(tmp_path, 2, {})
+    for step in (1, 2):
+        apply_to_adapter(build, step, {1: ["adapter.up"]})
+    finding = build.end().only("DDP211")
+    assert (finding.severity.value, finding.parameter) == ("error", "adapter.up")
+    assert "1 other ignored" in finding.cause
