@@ -241,7 +241,9 @@ def main() -> None:
         "--rounds", type=int, default=6, help="blocks of steps that each job of a pair trains"
     )
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append", help="only these")
-    parser.add_argument("--docs", action="store_true", help="write the results into docs/cost.md and README.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the results into docs/cost.md and README.md"
+    )
     chosen = parser.parse_args()
     cases = [case for case in CASES if not chosen.case or case.name in chosen.case]
     results: dict[str, dict[str, float]] = {}

@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--at-once", type=int, default=2, help="jobs at a time")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this time")
-    parser.add_argument("--continue", dest="resume", action="store_true", help="keep outcomes of earlier calls")
+    parser.add_argument(
+        "--continue", dest="resume", action="store_true", help="keep outcomes of earlier calls"
+    )
     parser.add_argument("--folder", type=Path, default=Path("build/chaos"), help="folder of outcomes")
     parser.add_argument("--docs", type=Path, help="page whose tables are written anew")
     options = parser.parse_args()
@@ -45,7 +47,10 @@ def main() -> int:
     def show(outcome: Outcome) -> None:
         jobs.add(outcome)
         result = outcome.void or "; ".join(outcome.wrong) or "passed"
-        print(f"{outcome.number + 1:4}/{options.jobs} {outcome.fault:20} seed {outcome.seed}: {result}", flush=True)
+        print(
+            f"{outcome.number + 1:4}/{options.jobs} {outcome.fault:20} seed {outcome.seed}: {result}",
+            flush=True,
+        )
 
     with preloaded():
         for fault in FAULTS:

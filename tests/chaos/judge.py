@@ -90,5 +90,3 @@ def _wrong_report(scene: Scene, fault: Fault, run_dir: Path, launches: list[Laun
 def _report_again(run_dir: Path) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "ddpcheck"), "report", str(run_dir), "--json"]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
-
-

@@ -223,7 +223,9 @@ class Scene:
             # Another run on the machine removes what a node that was killed as a whole leaves.
             self._run_another()
         named += [f"shared memory {path}" for path in sorted(self.segments) if path.exists()]
-        named += [f"temporary file {path.name}" for path in self.temporary.rglob("*") if "ddpcheck" in path.name]
+        named += [
+            f"temporary file {path.name}" for path in self.temporary.rglob("*") if "ddpcheck" in path.name
+        ]
         for run_dir in {launch.run_dir for launch in self.launches}:
             if run_dir.is_dir():
                 named += [f"temporary file {path.name} in the run folder" for path in run_dir.glob(".*")]
@@ -252,5 +254,3 @@ class Scene:
 def weights(state: Path) -> Mapping[int, str]:
     """The digest of the final state of each rank that reached its end."""
     return {int(path.name.partition("-")[2]): path.read_text() for path in state.glob("weights-*")}
-
-

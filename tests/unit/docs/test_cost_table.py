@@ -57,8 +57,9 @@ def test_only_rows_that_were_measured_change(tmp_path: Path, monkeypatch: pytest
     assert cost_table.read(pages["DOCS"]) == expected
     assert cost_table.read(pages["README"])[title] == expected[title]
     # Text around the table stays.
-    assert pages["DOCS"].read_text().partition("## Measurements")[0] == (
-        cost_table.DOCS.read_text().partition("## Measurements")[0]
+    assert (
+        pages["DOCS"].read_text().partition("## Measurements")[0]
+        == (cost_table.DOCS.read_text().partition("## Measurements")[0])
     )
 
 
