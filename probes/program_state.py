@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Callable
 from operator import is_
@@ -45,6 +46,8 @@ _ENTRIES_PER_STEP = 16
 MOST_RECORDS = 256
 # A model may have more modules than that in eval mode or with a setting of their own.
 MOST_ENTRIES = 5000
+# Variables that override the precision of matrix products.
+_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 # Combinations of the quickly read values that are kept.
 MOST_READINGS = 16
 
@@ -306,6 +309,8 @@ def process_settings(device_type: str) -> dict[str, Any]:
     if values["autocast"]:
         values["autocast.dtype"] = _text(_autocast_dtype(device_type))
         values["autocast.cache"] = torch.is_autocast_cache_enabled()
+    # Without a fixed one, each process has its own, and sets of texts another order: that is the same setting.
+    values["hash_seed"] = os.environ.get("PYTHONHASHSEED", "random") or "random"
     values["default_dtype"] = _text(torch.get_default_dtype())
     values["deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
     values["float32_matmul_precision"] = _readable(torch.get_float32_matmul_precision)
@@ -316,6 +321,15 @@ def process_settings(device_type: str) -> dict[str, Any]:
         values["matmul.fp32_precision"] = _readable(lambda: backends.cuda.matmul.fp32_precision)
         values["cudnn.allow_tf32"] = _readable(lambda: backends.cudnn.allow_tf32)
         values["cudnn.deterministic"] = _readable(lambda: backends.cudnn.deterministic)
+        values["cudnn.benchmark"] = _readable(lambda: backends.cudnn.benchmark)
+        values["cudnn.enabled"] = _readable(lambda: backends.cudnn.enabled)
+        values["matmul.allow_bf16_reduced_precision_reduction"] = _readable(
+            lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        )
+        values["matmul.allow_fp16_reduced_precision_reduction"] = _readable(
+            lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        )
+        values.update((name, os.environ.get(name, "")) for name in _OVERRIDES)
     return values
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,6 +116,8 @@ class RestoreProbe(Probe):
             for file in files.values():
                 comparison = ModuleComparison(file, names, values)
                 comparison.compare(loaded, misnamed, first)
+                if first:
+                    comparison.find_left(loaded.keys() | misnamed.keys())
                 self.context.write(comparison.record(module, step))
 
         self._add(PendingComparison(sample_values(tensors), list(files.values()), finish))
@@ -298,6 +300,7 @@ class ModuleComparison:
         self._changed: list[str] = []
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._misnamed: list[list[str]] = []
+        self._left: list[str] = []
 
     def compare(
         self,
@@ -332,13 +335,36 @@ class ModuleComparison:
             if is_distinctive(stored) and is_distinctive(held):
                 self._pairs.append((stored, held))
 
+    def find_left(self, known: Collection[int]) -> None:
+        """Tensors that were not loaded, although the file has others for them: buffers, a layer."""
+        prefixes = self._usual_prefixes()
+        if prefixes is None:
+            return
+        in_file, in_module = prefixes
+        states = Counter(source.state for _, source in self._equal)
+        in_state = self._file.by_name(states.most_common(1)[0][0])
+        for key, name in self._names.items():
+            if key in known or not name.startswith(in_module):
+                continue
+            own, held = in_state.get(in_file + name[len(in_module) :]), self._held[key]
+            stored = own.values() if own is not None else None
+            if own is None or stored is None or held is None or stored.shape != held.shape:
+                continue
+            if not (are_equal(stored, held) or are_cast(stored, held)):
+                self._left.append(name)
+
+    def _usual_prefixes(self) -> tuple[str, str] | None:
+        """What most names begin with in the file and in the module, without what they have in common."""
+        prefixes = Counter(_prefixes(source.name, self._names[key]) for key, source in self._equal)
+        return prefixes.most_common(1)[0][0] if prefixes else None
+
     def _swapped(self) -> list[list[str]]:
         """Tensors that have the values of another name, where the file has their own name too."""
         named = [(self._names[key], source) for key, source in self._equal]
-        prefixes = Counter(_prefixes(source.name, name) for name, source in named)
-        if not prefixes:
+        prefixes = self._usual_prefixes()
+        if prefixes is None:
             return []
-        in_file, in_module = prefixes.most_common(1)[0][0]
+        in_file, in_module = prefixes
         by_state: dict[str, dict[str, StoredTensor]] = {}
         swapped = []
         for name, source in named:
@@ -382,6 +408,8 @@ class ModuleComparison:
             misnamed_example=self._misnamed[0] if self._misnamed else [],
             swapped=len(swapped),
             swapped_examples=swapped[:MOST_EXAMPLES],
+            left=len(self._left),
+            left_examples=self._left[:MOST_EXAMPLES],
         )
 
 

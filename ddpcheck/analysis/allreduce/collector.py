@@ -13,6 +13,7 @@ from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, Rank
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.aggregate.step_columns import equal_on_all_ranks
 from ddpcheck.analysis.allreduce.contributions import FEWEST_RANKS, Contribution, ContributionCheck
+from ddpcheck.analysis.allreduce.gradient_weights import GradientWeights
 from ddpcheck.analysis.allreduce.mean_check import (
     NOTHING,
     Compared,
@@ -136,6 +137,7 @@ class MeanCheckStats:
     sketched_steps: ComparedSteps = field(default_factory=ComparedSteps)
     identical_steps: dict[tuple[int, ...], ComparedSteps] = field(default_factory=dict)
     nonfinite: NonFinite | None = None
+    weights: GradientWeights = field(default_factory=GradientWeights)
     # Number and step of the first backward whose result differs across ranks, and the last step before it with a
     # result that agrees: not every step is sketched.
     diverged: tuple[int, int] | None = None
@@ -278,6 +280,8 @@ class AllReduceVerifier:
         if not complete:
             return
         stats.checked += 1
+        if len(local.ranks) == len(module[0]):
+            stats.weights.add(local)
         if mismatches:
             stats.mismatches += 1
             if stats.first is None:

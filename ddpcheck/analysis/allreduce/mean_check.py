@@ -139,6 +139,13 @@ class SketchTable:
             return None
         return math.fsum(map(_SQUARES.__getitem__, codes))
 
+    def log_norms(self, rank: int) -> list[float | None]:
+        """Binary logarithms of the norms; None for zeros and for gradients that are not finite."""
+        return [
+            math.log2(_SQUARES[code]) / 2 if code != _NOT_FINITE and _SQUARES[code] else None
+            for code in self._codes(rank)
+        ]
+
     def parts(self, index: int) -> Parts:
         """The sum of one column."""
         if len(self._rows) >= _FEWEST_FOR_ARRAYS:

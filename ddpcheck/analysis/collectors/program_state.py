@@ -30,6 +30,8 @@ class StateItem(str, Enum):
     PRECISION = "precision"
     # Another number of threads sums in another order: last bits of a rank's own gradients.
     THREADS = "threads"
+    # Python's: another order of sets of texts.
+    HASH_SEED = "hash seed"
 
 
 def kind_of(key: str) -> StateItem:
@@ -38,6 +40,8 @@ def kind_of(key: str) -> StateItem:
         return {_MODE: StateItem.MODE, _TRAINED: StateItem.FROZEN}.get(attribute, StateItem.SETTING)
     if key == "threads":
         return StateItem.THREADS
+    if key == "hash_seed":
+        return StateItem.HASH_SEED
     return StateItem.AUTOCAST if key.startswith("autocast") else StateItem.PRECISION
 
 

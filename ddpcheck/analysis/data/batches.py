@@ -123,6 +123,9 @@ def _grows_between(log_counts: list[list[float]], log_losses: list[list[float]])
 # A batch that is among the last ones of the same rank is ignored: the input may be constant.
 RECENT_BATCHES = 8
 RECENT_PARTS = 128
+# Distinct pairs of ranks with a delay, and the least number of batches that one of them must have had later.
+MOST_DELAYS = 256
+LEAST_DELAYED = 4
 # Forwards that wait for further ranks, which may never report.
 MOST_PENDING = 4096
 # Limit of distinct groups of ranks, and of distinct counts of a rank.
@@ -241,7 +244,11 @@ class ModuleBatches:
     rows: Counts = field(default_factory=Counts)
     tokens: Counts = field(default_factory=Counts)
     attended: Counts = field(default_factory=Counts)
+    # How often a rank had the batch that another one had a number of forwards before, by those ranks and that number.
+    delayed: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _recent: dict[int, deque[str]] = field(default_factory=dict)
+    # The forwards of the digests in `_recent`.
+    _at: dict[int, deque[int]] = field(default_factory=dict)
     _recent_parts: dict[int, deque[str]] = field(default_factory=dict)
 
     def compare(self, forward: int, records: Mapping[int, BatchRecord]) -> None:
@@ -295,15 +302,39 @@ class ModuleBatches:
             recent = self._recent.setdefault(rank, deque(maxlen=RECENT_BATCHES))
             if record.digest and record.digest not in recent:
                 recent.append(record.digest)
+                self._at.setdefault(rank, deque(maxlen=RECENT_BATCHES)).append(forward)
                 fresh[rank] = record.digest
         if len(fresh) < 2:
             return
         self.batches.compared += 1
+        # With few values, batches may be equal by chance.
+        self._note_delays(forward, {r: one for r, one in fresh.items() if records[r].variety >= MANY_VALUES})
         groups = _equal_groups(fresh)
         if groups:
             variety = min(records[rank].variety for rank in groups[0])
             drew = any(records[rank].drew for rank in groups[0])
             self.batches.add(groups, BatchFingerprints(step, forward, fresh, variety), drew)
+
+    def _note_delays(self, forward: int, fresh: Mapping[int, str]) -> None:
+        """Ranks that read one stream at different positions have each other's batches at another time."""
+        if len(fresh) > MOST_RANKS:
+            return
+        for later, digest in fresh.items():
+            for earlier in fresh:
+                recent = self._recent[earlier]
+                if earlier != later and digest in recent:
+                    delay = forward - self._at[earlier][recent.index(digest)]
+                    if delay > 0 and (
+                        (earlier, later, delay) in self.delayed or len(self.delayed) < MOST_DELAYS
+                    ):
+                        self.delayed[earlier, later, delay] += 1
+
+    def usual_delay(self) -> tuple[int, int, int] | None:
+        """A pair of ranks of which one has the batches of the other some forwards later, each time; and how many."""
+        if not self.delayed:
+            return None
+        pair, count = self.delayed.most_common(1)[0]
+        return pair if count >= LEAST_DELAYED and 2 * count >= self.batches.compared else None
 
     def _compare_draws(self, step: int, forward: int, records: Mapping[int, BatchRecord]) -> None:
         drew = {rank: record.drew for rank, record in records.items() if record.drew}
@@ -433,12 +464,14 @@ class Sameness(str, Enum):
     # Equal inputs, but different gradients: reported by DDP301 only.
     SHARED_INPUT = "shared input"
     DUPLICATED = "duplicated"
+    # Equal batches in different forwards: ranks read one sequence at different positions.
+    DELAYED = "delayed"
 
 
 def sameness(module: ModuleBatches) -> Sameness:
     batches = module.batches
     if not batches.same:
-        return Sameness.NONE
+        return Sameness.DELAYED if module.usual_delay() is not None else Sameness.NONE
     if module.forwards == 1:
         return Sameness.DUPLICATED if batches.variety >= SINGLE_FORWARD_VALUES else Sameness.NONE
     # Constant inputs such as zeros, ones or the number of the step.

@@ -73,6 +73,9 @@ class RestoreRecord(Record):
     # Tensors with the values that the file has under another name, with [name in the file, name in the module] of some.
     swapped: int = 0
     swapped_examples: list[list[str]] = field(default_factory=list)
+    # Tensors of the module that the file has by their names, that were not loaded, and that have other values.
+    left: int = 0
+    left_examples: list[str] = field(default_factory=list)
 
 
 @record("optimizer_restored")

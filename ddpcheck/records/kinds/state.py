@@ -56,3 +56,22 @@ class GradientStartRecord(Record):
     where: str = ""
     # Whether the rank writes no further record of this module: too many changes.
     last: bool = False
+
+
+@record("loss_form")
+@dataclass(frozen=True)
+class LossFormRecord(Record):
+    """How the losses of a step are computed, once it was the same in several steps and differs from the record before.
+
+    One entry for each term: the function, how it is reduced over the batch, and the constant factor of the term.
+    """
+
+    optimizer: int
+    step: int
+    functions: list[str] = field(default_factory=list)
+    reductions: list[str] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
+    # Call site of the backward in the user's code, as file:line.
+    where: str = ""
+    # Whether the rank writes no further record of this optimizer: too many changes.
+    last: bool = False

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.batches import Sameness, sameness
+from ddpcheck.analysis.data.batches import ModuleBatches, Sameness, sameness
 from ddpcheck.analysis.data.collector import EpochSplit, split_row
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
@@ -50,6 +50,8 @@ def find(context: RuleContext) -> list[Finding]:
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     inputs = context.attempt.data.of(module)
     verdict = sameness(inputs)
+    if verdict is Sameness.DELAYED:
+        return [_delayed(context, module, inputs)]
     first = inputs.batches.first
     if verdict is Sameness.NONE or first is None:
         return []
@@ -86,6 +88,33 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
             fix=_FIXES.get(verdict, _FIX),
         )
     ]
+
+
+def _delayed(context: RuleContext, module: ModuleKey, inputs: ModuleBatches) -> Finding:
+    pair = inputs.usual_delay()
+    assert pair is not None
+    earlier, later, delay = pair
+    count = inputs.delayed[pair]
+    splits = context.attempt.data.splits.get(module, [])
+    forwards = "forward" if delay == 1 else "forwards"
+    return context.finding(
+        RULE,
+        f"Rank {later} trained on the batches of rank {earlier}, {delay} {forwards} later, in {count} of "
+        f"{inputs.batches.compared} forwards. Samples are used several times in each pass, by one rank after the other.",
+        severity=Severity.WARNING,
+        module=module,
+        step=0,
+        stage="forward",
+        ranks=tuple(sorted((earlier, later))),
+        evidence={
+            "forwards_compared": inputs.batches.compared,
+            "forwards_with_an_earlier_batch": count,
+            "forwards_later": delay,
+            **({"data_split": [split_row(splits[0])]} if splits else {}),
+        },
+        cause="ranks read the same sequence of samples at different positions, and nothing splits it",
+        fix=_FIX,
+    )
 
 
 def _learn_differently(context: RuleContext, module: ModuleKey, ranks: tuple[int, ...]) -> bool:

@@ -32,7 +32,7 @@ def find(context: RuleContext) -> list[Finding]:
 
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
     # DDP301 reports equal batches, which are a worse effect of the same mistake.
-    if sameness(context.attempt.data.of(module)) is Sameness.DUPLICATED:
+    if sameness(context.attempt.data.of(module)) in (Sameness.DUPLICATED, Sameness.DELAYED):
         return []
     different_datasets = _different_datasets(context, module)
     if different_datasets:

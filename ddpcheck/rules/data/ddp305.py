@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.collectors.loss_form import LossFormCollector
 from ddpcheck.analysis.context import RuleContext
-from ddpcheck.analysis.data.batches import BatchFingerprints, Counts
+from ddpcheck.analysis.data.batches import TOLERANCE, BatchFingerprints, Counts
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.rules.rule import Rule
 
@@ -22,6 +23,10 @@ _FIX = (
 _GROWING_LOSS = (
     " However, the losses grow with these counts, as sums do, or losses divided by the count of all ranks. Then all "
     "samples have the same weight, and nothing is wrong."
+)
+_WEIGHTED_LOSS = (
+    " However, each rank multiplies its mean by a constant that is proportional to its count. Then all samples have "
+    "the same weight, and nothing is wrong."
 )
 _MOST_RANKS = 16
 
@@ -69,6 +74,15 @@ def _loss_grows(context: RuleContext, module: ModuleKey, counts: Counts) -> bool
     return False
 
 
+def _weighted_by_count(context: RuleContext, counts: dict[int, int]) -> bool:
+    """Whether each rank multiplies its mean by a constant that is proportional to its count."""
+    factors = context.attempt.collector(LossFormCollector).weights_of_means()
+    if not factors.keys() >= counts.keys():
+        return False
+    per_sample = [factors[rank] / count for rank, count in counts.items()]
+    return min(per_sample) > 0 and max(per_sample) < TOLERANCE * min(per_sample)
+
+
 def _finding(
     context: RuleContext,
     module: ModuleKey,
@@ -79,14 +93,15 @@ def _finding(
 ) -> Finding:
     by_rank = {rank: int(count) for rank, count in sorted(worst.values.items())}
     weights = _weights(by_rank)
-    grows = _loss_grows(context, module, counts)
+    weighted = _weighted_by_count(context, by_rank)
+    grows = weighted or _loss_grows(context, module, counts)
     most, least = max(by_rank, key=lambda rank: by_rank[rank]), min(by_rank, key=lambda rank: by_rank[rank])
     return context.finding(
         RULE,
         f"At step {worst.step} rank {most} trained on {by_rank[most]} {what} and rank {least} on {by_rank[least]}. "
         f"If each rank's loss is a mean, one of rank {least}'s counted {counts.ratio:.3g} times as much as "
         f"one of rank {most}'s. The counts differed by more than 10 % in {counts.uneven} of {counts.compared} "
-        "forwards." + (_GROWING_LOSS if grows else ""),
+        "forwards." + (_WEIGHTED_LOSS if weighted else _GROWING_LOSS if grows else ""),
         severity=Severity.NOTE if grows else severity,
         module=module,
         step=worst.step,
@@ -99,8 +114,11 @@ def _finding(
             "forwards": counts.compared,
             "forwards_uneven": counts.uneven,
             "loss_grows_with_count": grows,
+            "loss_weighted_by_count": weighted,
         },
-        cause=f"losses that grow with the number of {what}: sums, or divided by the count of all ranks"
+        cause=f"means that are weighted by the number of {what}"
+        if weighted
+        else f"losses that grow with the number of {what}: sums, or divided by the count of all ranks"
         if grows
         else f"DDP averages over ranks, regardless of the number of {what} behind each gradient",
         fix="Nothing, if the loss is computed like that." if grows else _FIX,

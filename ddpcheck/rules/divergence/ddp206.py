@@ -86,10 +86,19 @@ def _difference(attempt: Attempt, root: Disagreement, rows: list[dict[str, Any]]
         shared = [row for row in rows if row["group"] is None or row["group"] < fewest]
     names = ", ".join(sorted({row["name"] for row in shared}))
     if len(groups) < 2:
-        return f"hyperparameters differ: {names}", ""
+        return _without_scaler(rows) or f"hyperparameters differ: {names}", ""
     counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in groups)
     cause = f"optimizers have different numbers of parameter groups ({counts})"
     return cause + (f", and hyperparameters differ: {names}" if names else ""), _FIX_GROUPS
+
+
+def _without_scaler(rows: list[dict[str, Any]]) -> str:
+    """What to say where only some ranks have a GradScaler that scales; empty: that is not the difference."""
+    scales: dict[str, Any] = next((row["by_rank"] for row in rows if row["group"] is None), {})
+    off = [int(rank) for rank, scale in scales.items() if scale is None]
+    if len(rows) > 1 or not off or len(off) == len(scales):
+        return ""
+    return f"GradScaler is off on {name_ranks(off)} only: hyperparameters differ: GradScaler.scale"
 
 
 def _group_counts(attempt: Attempt, root: Disagreement) -> list[tuple[str, tuple[int, ...]]]:

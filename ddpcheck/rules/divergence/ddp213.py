@@ -34,6 +34,7 @@ _SEVERITY = {
     StateItem.AUTOCAST: Severity.WARNING,
     StateItem.PRECISION: Severity.WARNING,
     StateItem.THREADS: Severity.NOTE,
+    StateItem.HASH_SEED: Severity.NOTE,
 }
 _EFFECT = {
     StateItem.MODE: "Their gradients belong to different functions of the same weights (dropout, statistics of "
@@ -43,7 +44,9 @@ _EFFECT = {
     StateItem.AUTOCAST: "Ranks compute their gradients with different precision, and DDP averages them.",
     StateItem.PRECISION: "Ranks compute their gradients with different precision, and DDP averages them.",
     StateItem.THREADS: "Sums over another number of threads differ in their last bits.",
+    StateItem.HASH_SEED: "What is built in the order of a set of texts is another on each of these ranks.",
 }
+_EFFECT_OF_KERNELS = "Their kernels differ, so gradients of the same batch would differ in their last bits."
 _FIX = {
     StateItem.MODE: "Call model.train() on every rank directly before the training steps, also after an evaluation "
     "that returns early. If some layers are meant to be in eval mode, put them there on every rank.",
@@ -54,12 +57,16 @@ _FIX = {
     "and broadcast it.",
     StateItem.PRECISION: "Set precision and determinism alike on every rank, from one configuration.",
     StateItem.THREADS: "Nothing, unless runs must be reproducible bit for bit: then set OMP_NUM_THREADS alike.",
+    StateItem.HASH_SEED: "Set PYTHONHASHSEED for all ranks or for none, and sort what is built from a set.",
 }
 _WORDS = {
     "float32_matmul_precision": "float32 matmul precision",
     "default_dtype": "default dtype",
-    "deterministic_algorithms": "deterministic algorithms",
+    "deterministic_algorithms": "the setting of deterministic algorithms",
+    "hash_seed": "the hash seed",
+    "threads": "the number of threads",
 }
+_KERNELS = {"deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark", "cudnn.enabled"}
 
 
 def find(context: RuleContext) -> list[Finding]:
@@ -71,6 +78,7 @@ def find(context: RuleContext) -> list[Finding]:
                 StateItem.AUTOCAST,
                 StateItem.PRECISION,
                 StateItem.THREADS,
+                StateItem.HASH_SEED,
             ):
                 # A setting of the process: the same for all modules.
                 if difference.kind in of_process:
@@ -112,7 +120,7 @@ def _finding(context: RuleContext, module: ModuleKey, difference: StateDifferenc
     frozen = [key.rpartition(":")[0] for key in difference.values]
     return context.finding(
         RULE,
-        f"{_when(difference).capitalize()}, {cause}. {_EFFECT[difference.kind]}",
+        f"{_when(difference).capitalize()}, {cause}. {_effect(difference)}",
         severity=_SEVERITY[difference.kind],
         module=module,
         step=difference.first,
@@ -128,6 +136,11 @@ def _finding(context: RuleContext, module: ModuleKey, difference: StateDifferenc
         cause=cause,
         fix=_FIX[difference.kind],
     )
+
+
+def _effect(difference: StateDifference) -> str:
+    of_kernels = difference.kind is StateItem.PRECISION and difference.values.keys() <= _KERNELS
+    return _EFFECT_OF_KERNELS if of_kernels else _EFFECT[difference.kind]
 
 
 def _when(difference: StateDifference) -> str:
@@ -166,8 +179,12 @@ def _cause(difference: StateDifference, groups: list[tuple[int, ...]]) -> str:
         ranks = [rank for rank, value in difference.values[keys[0]].items() if value is False]
         return f"{_names(paths)} {_are(paths)} frozen on {name_ranks(ranks)} only"
     if difference.kind is StateItem.SETTING:
-        attributes = sorted({key.rpartition(":")[2] for key in keys})
-        return f"settings of modules differ: {', '.join(attributes)} of {_names(list(dict.fromkeys(paths)))}"
+        by_attribute: dict[str, list[str]] = {}
+        for key in keys:
+            path, _, attribute = key.rpartition(":")
+            by_attribute.setdefault(attribute, []).append(path)
+        settings = [f"{attribute} of {_names(paths)}" for attribute, paths in sorted(by_attribute.items())]
+        return f"settings of modules differ: {'; '.join(settings)}"
     if difference.kind is StateItem.AUTOCAST and "autocast" in difference.values:
         ranks = [rank for rank, value in difference.values["autocast"].items() if value is True]
         return f"autocast is on on {name_ranks(ranks)} only"

@@ -27,6 +27,8 @@ RULE = Rule(
 
 # Fewer steps may be a warm-up.
 FEWEST_STEPS = 4
+# A learning rate of zero for a few steps is a warm-up too.
+_FEWEST_STEPS_AT_ZERO = 10
 # Unused heads and rarely used parts are smaller than this share of what is trained.
 _LEAST_SHARE = 0.5
 _MOST_NAMES = 3
@@ -42,6 +44,7 @@ def find(context: RuleContext) -> list[Finding]:
         if changes is None or rank is None or module not in rank.latest or is_unwrapped(module):
             continue
         finding = _other_parameters(context, module, rank, changes, learning)
+        finding = finding or _rate_of_zero(context, module, rank, changes)
         finding = finding or _never_changed(context, module, rank, changes)
         if finding is not None:
             found.append(finding)
@@ -128,6 +131,32 @@ def _effective_steps(rank: RankData, optimizer: int, group: int, steps: int) -> 
         return steps
     ends = [*(step for step, _ in changes[1:]), max(steps, changes[-1][0])]
     return sum(end - step for (step, value), end in zip(changes, ends, strict=True) if value != 0)
+
+
+def _rate_of_zero(
+    context: RuleContext, module: ModuleKey, rank: RankData, changes: Changes
+) -> Finding | None:
+    """The learning rate of every group is zero at every step. A warm-up from zero has a few such steps."""
+    stepped = _owned(rank, module, changes.steps, 0) & _trainable(rank, module)
+    if not stepped or not stepped <= changes.unchanged or _owned(rank, module, changes.steps, 1):
+        return None
+    steps = max(changes.steps.values(), default=0)
+    if steps < _FEWEST_STEPS_AT_ZERO:
+        return None
+    names = [str(rank.latest[module].parameters[index][0]) for index in sorted(stepped)]
+    cause = "the learning rate is zero at every step"
+    return context.finding(
+        RULE,
+        f"None of the {len(names)} parameters that optimizers step has changed in {steps} compared steps: {cause}.",
+        module=module,
+        stage=Stage.PARAMS.value,
+        parameter=names[0],
+        ranks=module[0],
+        evidence={"parameters": names[:_MOST_LISTED], "count": len(names), "steps": steps},
+        cause=cause,
+        fix="Look at the schedule: a division of integers, a warm-up that counts epochs instead of steps, or a "
+        "schedule that has come to its end.",
+    )
 
 
 def _never_changed(

@@ -30,6 +30,7 @@ RULE = Rule(
 
 # Weights that have nothing to do with those of the file: noise on loaded weights leaves a correlation.
 UNRELATED = 0.2
+_MOST_NAMES = 3
 
 
 class Problem(NamedTuple):
@@ -47,7 +48,7 @@ def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.attempt.modules():
         of_rank = restores.modules.get(module, {})
-        for judge in (_misnamed, _overwritten, _swapped):
+        for judge in (_misnamed, _overwritten, _swapped, _left_out):
             findings += _findings(context, module, of_rank, judge)
         optimizers = restores.optimizers.get(module, {})
         # A state that only some ranks loaded makes replicas diverge: DDP206 reports it.
@@ -160,6 +161,21 @@ def _swapped(context: RuleContext, module: ModuleKey, rank: int, record: Restore
         "the names of the state dict were mapped to each other in another way than they were saved",
         "Load the state dict by its own names, without renaming or by one prefix for all of them.",
         parameter=held,
+    )
+
+
+def _left_out(context: RuleContext, module: ModuleKey, rank: int, record: RestoreRecord) -> Problem | None:
+    # A job that begins anew with these weights may leave out what it likes.
+    if not record.left or not context.attempt.collector(RestoreCollector).resumed(module, rank, record.file):
+        return None
+    names = ", ".join(record.left_examples[:_MOST_NAMES])
+    more = f" and {record.left - _MOST_NAMES} more" if record.left > _MOST_NAMES else ""
+    return Problem(
+        f"{record.left} of {record.tensors} tensors were not loaded from {_file(record)}, which has other values for "
+        f"them: {names}{more}. The optimizer's state was restored, so the job continues without a part of the model.",
+        "the state dict that was loaded lacks them: it was filtered, or made from parameters() without the buffers",
+        "Load the whole state dict, with strict=True.",
+        parameter=record.left_examples[0],
     )
 
 

@@ -345,3 +345,21 @@ def test_all_parts_are_restored(tracker: CheckpointTracker, tmp_path: Path) -> N
     [record] = context.of(OptimizerRestoreRecord)
     assert record.not_restored == []
     assert record.resumed == ["rng", "scheduler"]
+
+
+def test_buffers_that_the_state_dict_lacks(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    module = build(2)
+    names = dict(module.named_parameters())
+    weights = {name: value for name, value in checkpoint(tmp_path)["model"].items() if name in names}
+    module.load_state_dict(weights, strict=False)
+    [record] = compared(module)[0].of(RestoreRecord)
+    assert (record.equal, record.left) == (8, 2)
+    assert record.left_examples == ["1.running_mean", "1.running_var"]
+
+
+def test_a_layer_that_the_file_lacks_is_not_left_out(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    stored = {name: value for name, value in build(1).state_dict().items() if not name.startswith("3.")}
+    module = build(2)
+    module.load_state_dict(checkpoint(tmp_path, model=stored)["model"], strict=False)
+    [record] = compared(module)[0].of(RestoreRecord)
+    assert (record.equal, record.left) == (8, 0)

@@ -11,6 +11,7 @@ import pytest
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
 from ddpcheck.records.kinds.modules import JoinRecord, LossRecord
+from ddpcheck.records.kinds.state import LossFormRecord
 from tests.helpers.run_builder import NAMES, RunBuilder
 from tests.unit.analysis.data.test_collector import packed
 
@@ -390,3 +391,45 @@ def test_a_common_schedule_is_not_drawn(run: DataRun) -> None:
     """The tensor is the same on all ranks and new in every step; the generators differ."""
     parts = [([f"x{n}", f"t{n}"], [f"y{n}", f"t{n}"]) for n in range(6)]
     assert drawn_before(run, parts, drew=("a", "b")).quiet() == []
+
+
+def form(run: DataRun, factors: Sequence[float], reduction: str = "mean") -> DataRun:
+    for rank, factor in zip(run.ranks, factors, strict=True):
+        run.add(rank, LossFormRecord(0, 0, ["NllLoss"], [reduction], [factor]))
+    return run
+
+
+@pytest.mark.parametrize(("factors", "weighted"), [((4 / 3, 2 / 3), True), ((1.0, 1.0), False)])
+def test_means_may_be_weighted_by_their_counts(
+    run: DataRun, factors: tuple[float, float], weighted: bool
+) -> None:
+    form(run.forwards([{"rows": (8, 4)}] * 6), factors)
+    finding = run.quiet()[0] if weighted else run.one("DDP305")
+    assert finding.severity is (Severity.NOTE if weighted else Severity.WARNING)
+    assert finding.evidence["loss_weighted_by_count"] is weighted
+
+
+def test_an_uneven_last_batch_is_not_weighted(run: DataRun) -> None:
+    form(run.forwards([*[{"rows": (8, 8)}] * 5, {"rows": (8, 2)}]), (1.0, 1.0))
+    assert run.one("DDP305").severity is Severity.WARNING
+
+
+def test_batches_that_come_later_on_another_rank(run: DataRun) -> None:
+    finding = run.forwards([{"digest": (f"{n}", f"{n - 2}")} for n in range(9)]).one("DDP301")
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (0, 1))
+    assert finding.evidence["forwards_later"] == 2
+    assert finding.evidence["forwards_with_an_earlier_batch"] == 7
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # Too few, or each time another number of forwards later.
+        [{"digest": (f"{n}", f"{n - 1}")} for n in range(4)],
+        [{"digest": (f"{n}", f"{n - 1 - n % 3}" if n > 3 else f"a{n}")} for n in range(9)],
+        # Batches with few values are equal by chance.
+        [{"digest": (f"{n}", f"{n - 1}"), "variety": (2, 2)} for n in range(9)],
+    ],
+)
+def test_batches_that_meet_another_rank_now_and_then(run: DataRun, rows: Any) -> None:
+    assert run.forwards(rows).quiet() == []

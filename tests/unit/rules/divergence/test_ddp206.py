@@ -218,3 +218,10 @@ def test_a_second_optimizer_on_one_rank(tmp_path: Path, begun: int, named: bool)
     else:
         # Nothing claims what was not compared.
         assert "all applied the same gradients" not in finding.cause
+
+
+def test_a_scaler_that_is_off_on_one_rank(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path, 2).wrap().optimizer()
+    build.hyper(0, {0: {"GradScaler.scale": 64.0}, 1: {}})
+    finding = build.step(0, outliers=OUTLIERS, hyper={0: "x", 1: "y"}).end().only("DDP206")
+    assert "GradScaler is off on rank 1 only" in finding.cause

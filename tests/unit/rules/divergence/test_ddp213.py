@@ -124,3 +124,18 @@ def test_after_its_last_record_a_state_is_unknown(tmp_path: Path) -> None:
 
 def test_a_state_after_the_last_step_of_a_rank(tmp_path: Path) -> None:
     assert change(run(tmp_path), 1, 12, __training=False).end().findings() == []
+
+
+def test_another_hash_seed_is_a_note(tmp_path: Path) -> None:
+    build = run(tmp_path)
+    for rank in build.ranks:
+        change(build, rank, 0, hash_seed="0" if rank == 2 else "random")
+    [finding] = [each for each in build.end().report().findings if each.code == "DDP213"]
+    assert (finding.severity.value, finding.ranks) == ("note", (2,))
+
+
+def test_settings_are_named_with_their_modules(tmp_path: Path) -> None:
+    build = run(tmp_path)
+    for rank in build.ranks:
+        change(build, rank, 0, norm__eps=1e-3 if rank == 1 else 1e-5, drop__p=0.5 if rank == 1 else 0.1)
+    assert "eps of norm; p of drop" in build.end().only("DDP213").cause

@@ -170,3 +170,10 @@ def test_nothing_is_trained(tmp_path: Path, seen: list[str], cause: str) -> None
 )
 def test_a_job_without_ddp_that_may_be_right(tmp_path: Path, healthy: dict[str, object]) -> None:
     assert without_ddp(tmp_path, **healthy).end().findings("DDP215") == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("steps", "found"), [(12, 1), (6, 0)])
+def test_a_learning_rate_of_zero_at_every_step(tmp_path: Path, steps: int, found: int) -> None:
+    """A few steps may be a warm-up."""
+    findings = run(tmp_path, (), steps, hyper={0: {"0.lr": 0.0}}).end().findings("DDP215")
+    assert [finding.cause for finding in findings] == ["the learning rate is zero at every step"] * found

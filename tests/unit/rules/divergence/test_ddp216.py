@@ -185,3 +185,13 @@ def test_the_position_within_an_epoch(
     [finding] = findings(run)
     assert (finding.severity, finding.ranks) == (severity, (1,))
     assert words in finding.message
+
+
+def test_what_the_loaded_state_dict_lacks(run: RunBuilder) -> None:
+    restored(run, equal=8, left=2, left_examples=["1.running_mean", "1.running_var"])
+    [finding] = findings(optimizer(run, **LOADED))
+    assert (finding.severity, finding.parameter) == (Severity.WARNING, "1.running_mean")
+
+
+def test_a_new_training_may_leave_out_what_it_likes(run: RunBuilder) -> None:
+    assert findings(restored(run, equal=8, left=2, left_examples=["head.weight"])) == []

@@ -1,0 +1,93 @@
+"""Collects how each rank computes its loss, and finds where ranks weight the same loss differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpcheck.analysis.aggregate.agreement import groups_of
+from ddpcheck.analysis.aggregate.rank_data import RankData
+from ddpcheck.analysis.aggregate.registry import Collector, collects
+from ddpcheck.records.kinds.state import LossFormRecord
+
+if TYPE_CHECKING:
+    from ddpcheck.analysis.aggregate.launch import Attempt
+
+# A difference that ends earlier may come from ranks that change their loss one after the other.
+_FEWEST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """Ranks that compute the same functions, with another reduction or another factor."""
+
+    optimizer: int
+    step: int
+    # The term, and by rank its reduction and its factor.
+    function: str
+    reductions: Mapping[int, str]
+    factors: Mapping[int, float]
+    where: Mapping[int, str]
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Ranks with equal losses, the largest group first."""
+        texts = {rank: f"{self.reductions[rank]} {factor:.6g}" for rank, factor in self.factors.items()}
+        return [ranks for _, ranks in groups_of(texts)]
+
+
+class LossFormCollector(Collector):
+    """A rank writes a bounded number of records."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        # By optimizer and rank.
+        self._forms: dict[int, dict[int, list[LossFormRecord]]] = {}
+
+    @collects(LossFormRecord)
+    def add(self, rank: RankData, record: LossFormRecord) -> None:
+        self._forms.setdefault(record.optimizer, {}).setdefault(rank.number, []).append(record)
+
+    def weights_of_means(self) -> dict[int, float]:
+        """By rank, the factor of a loss that is one mean over the batch; without ranks of which it is not known."""
+        found = {}
+        for by_rank in self._forms.values():
+            for rank, records in by_rank.items():
+                if records[-1].reductions == ["mean"] and not records[-1].last:
+                    found[rank] = records[-1].factors[0]
+        return found
+
+    def differences(self) -> list[LossDifference]:
+        """The first one of each optimizer."""
+        found = (_first_difference(optimizer, by_rank) for optimizer, by_rank in sorted(self._forms.items()))
+        return [difference for difference in found if difference is not None]
+
+
+def _first_difference(optimizer: int, by_rank: Mapping[int, list[LossFormRecord]]) -> LossDifference | None:
+    steps = sorted({record.step for records in by_rank.values() for record in records})
+    for step, following in zip(steps, [*steps[1:], math.inf], strict=True):
+        if following - step < _FEWEST_STEPS:
+            continue
+        forms = {rank: form for rank, records in sorted(by_rank.items()) if (form := _at(records, step))}
+        if len(forms) < 2 or len({tuple(form.functions) for form in forms.values()}) > 1:
+            continue
+        for term, function in enumerate(next(iter(forms.values())).functions):
+            difference = LossDifference(
+                optimizer,
+                step,
+                function,
+                {rank: form.reductions[term] for rank, form in forms.items()},
+                {rank: form.factors[term] for rank, form in forms.items()},
+                {rank: form.where for rank, form in forms.items()},
+            )
+            if len(difference.groups()) > 1:
+                return difference
+    return None
+
+
+def _at(records: list[LossFormRecord], step: int) -> LossFormRecord | None:
+    """The form at a step; None if it was not the same in several steps, or is not known."""
+    before = [record for record in records if record.step <= step]
+    if not before or not before[-1].functions or (before[-1].last and before[-1].step < step):
+        return None
+    return before[-1]
