@@ -106,7 +106,9 @@ def test_a_live_rule_without_divergence_of_its_own(tmp_path: Path, monkeypatch: 
 
 
 def test_tables_and_pages_include_it() -> None:
-    row = "(../ddpcheck/explanations/DDP699.md) | warning | yes | ranks were started with different arguments |"
+    row = (
+        "(../ddpcheck/explanations/DDP699.md) | warning | yes | ranks were started with different arguments |"
+    )
     assert row in tables.findings_table()
     assert "DDP699" in explanations.codes()
     assert explanations.title("DDP699") == "Arguments differ across ranks"
