@@ -23,7 +23,9 @@ _RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
 _ON_HOSTS = "ddpcheck run -- torchrun --nnodes 4 --node-rank 0 --master-addr node0 train.py"
 _LINKS = "ddpcheck links -- torchrun --nnodes 4 --node-rank 0 --master-addr node0"
 _HEAD = "header"
-_AGREEMENT = "section[aria-labelledby=agreement]"
+_PROGRESS = "section[aria-labelledby=progress]"
+# Two columns.
+_WIDE = 1500
 _LINKS_MAP = "section[aria-labelledby=links]"
 _TIME = "section[aria-labelledby=step-time]"
 _BUCKETS = "section[aria-labelledby=overlap] figure"
@@ -61,7 +63,7 @@ def draw(folder: Path) -> None:
     draw_report(diverging, _RUN, IMAGES / "finding.svg")
     draw_report(straggling, _RUN, IMAGES / "straggler.svg")
     with opened() as tab:
-        draw_page(tab, healthy, IMAGES / "page-healthy.png", [_HEAD, _AGREEMENT])
+        draw_page(tab, healthy, IMAGES / "page-healthy.png", [_HEAD, _PROGRESS], width=_WIDE, scale=1)
         draw_page(tab, profiled, IMAGES / "page-overlap.png", [_BUCKETS])
         draw_page(tab, straggling, IMAGES / "page-straggler.png", [_TIME])
         draw_page(tab, straggling, IMAGES / "page-straggler-dark.png", [_TIME], dark=True)
