@@ -1,4 +1,4 @@
-"""The table of step times in docs/cost.md and README.md, between two comments. step_time.py writes it."""
+"""The table of step times in docs/cost.md and in both READMEs, between two comments. step_time.py writes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCS, README = ROOT / "docs" / "cost.md", ROOT / "README.md"
+DOCS = ROOT / "docs" / "cost.md"
+# Pages that quote rows of it.
+QUOTING = (ROOT / "README.md", ROOT / "docs" / "ko" / "README.md")
 HEAD = ("| job | target | wall time | processor time |", "|---|---|---:|---:|")
 _TABLE = re.compile(r"(<!-- cost table: begin[^>]*-->\n\n)(.*?)(\n\n<!-- cost table: end -->)", re.DOTALL)
 

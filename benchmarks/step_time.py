@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from cost_table import DOCS, README, update
+from cost_table import DOCS, QUOTING, update
 
 JOB = Path(__file__).with_name("step_job.py")
 # Steps before the first decision of the budget, and until it has settled.
@@ -234,7 +234,8 @@ def write_docs(results: dict[str, dict[str, float]]) -> None:
     rows = [table_row(case, results.get(case.name)) for case in CASES if case.title]
     measured = {case.title for case in CASES if case.name in results}
     update(DOCS, rows, measured)
-    update(README, [row for row in rows if "`" not in row[0]], measured)
+    for page in QUOTING:
+        update(page, [row for row in rows if "`" not in row[0]], measured)
 
 
 def main() -> None:
@@ -247,7 +248,7 @@ def main() -> None:
     )
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append", help="only these")
     parser.add_argument(
-        "--docs", action="store_true", help="write the results into docs/cost.md and README.md"
+        "--docs", action="store_true", help="write the results into docs/cost.md and the READMEs"
     )
     chosen = parser.parse_args()
     cases = [case for case in CASES if not chosen.case or case.name in chosen.case]

@@ -17,6 +17,7 @@ from ddpcheck.doctor.model import DoctorContext, DoctorReport
 from ddpcheck.errors import CommandNotStarted, LauncherFailed
 from ddpcheck.launcher.process.command import BOOTSTRAP, command_environment
 from ddpcheck.links.model import LinksReport, render_links
+from ddpcheck.links.options import failure_file
 
 SLOW_LINK_STATUS = 10
 # Launchers that start Python themselves.
@@ -27,6 +28,8 @@ def measure_links(command: Sequence[str], arguments: Sequence[str], out: Path, b
     """Measure links with the user's launcher; the exit status of `ddpcheck links`."""
     # The result of an earlier measurement must not be taken for this one.
     out.unlink(missing_ok=True)
+    failure = failure_file(out)
+    failure.unlink(missing_ok=True)
     options = [*arguments, "--json", str(out), "--quiet", "--exit-zero"]
     options += ["--backend", backend] if backend else []
     try:
@@ -35,6 +38,10 @@ def measure_links(command: Sequence[str], arguments: Sequence[str], out: Path, b
         raise CommandNotStarted(
             f"cannot start {command[0]}: {error.strerror}; check its name", 127
         ) from error
+    if failure.exists():
+        reason = failure.read_text()
+        failure.unlink(missing_ok=True)
+        raise LauncherFailed(reason, 2)
     if status:
         return status if status > 0 else 128 - status
     try:

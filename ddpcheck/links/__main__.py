@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.doctor.facts.record import rank_numbers
-from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, parse_sizes
+from ddpcheck.links.options import DEFAULT_SIZES, check_seconds, check_tolerance, failure_file, parse_sizes
 
 SLOW = 10
 # These send tensors in host memory.
@@ -25,7 +25,7 @@ def main() -> int:
     from ddpcheck.links.model import render_links
 
     distributed: Any = torch.distributed
-    device = _begin(options.backend)
+    device = _begin(options.backend, Path(options.json) if options.exit_zero else None)
     report = survey(SurveyOptions(options.sizes, options.seconds, options.tolerance), device)
     if options.json and _is_first_here(report.nodes):
         _write(Path(options.json), report.to_json())
@@ -59,8 +59,12 @@ def _checked(parse: Any) -> Any:
     return checked
 
 
-def _begin(backend: str) -> str:
-    """Join the process group. Returns the device of the messages."""
+def _begin(backend: str, result: Path | None) -> str:
+    """Join the process group. Returns the device of the messages.
+
+    If it cannot be joined, `ddpcheck links` finds the reason beside `result`, and the rank ends with 0: launchers
+    answer another status with a traceback of their own, which hides the reason.
+    """
     import torch
 
     from ddpcheck.device_api import available_api, default_backend
@@ -77,9 +81,13 @@ def _begin(backend: str) -> str:
     try:
         distributed.init_process_group(backend or "gloo")
     except (RuntimeError, ValueError) as error:
+        reason = f"the backend {backend or 'gloo'!r} cannot be used here: {error}"
+        if result is not None:
+            failure_file(result).write_text(reason)
+            raise SystemExit(0) from None
         # The other ranks meet the same.
         if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"ddpcheck: the backend {backend or 'gloo'!r} cannot be used here: {error}\n")
+            sys.stderr.write(f"ddpcheck: {reason}\n")
         raise SystemExit(2) from None
     return api.type if api is not None else "cpu"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_SIZES = "64K,256K,1M,4M,16M"
@@ -41,3 +42,8 @@ def as_arguments(sizes: Sequence[int], seconds: float, tolerance: float) -> list
         *("--seconds", f"{seconds:g}"),
         *("--tolerance", f"{tolerance:g}"),
     ]
+
+
+def failure_file(result: Path) -> Path:
+    """Where a rank says why it measured nothing."""
+    return result.with_name(f".{result.name}.failed")

@@ -75,7 +75,7 @@ class Rule:
     severity: Severity
     # Title of findings and of the explanation page.
     title: str
-    # One line for the table in the README.
+    # One line for the table in docs/findings.md.
     summary: str
     # The rule can report if the run contains one of these. Empty: it can always report.
     needs: tuple[Need, ...] = (Need.RECORDS,)

@@ -1,4 +1,4 @@
-"""The tables of findings in README.md and docs/findings.md: `python -m ddpcheck.rules.tables [--write]`."""
+"""The table of findings in docs/findings.md: `python -m ddpcheck.rules.tables [--write]`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ BEGIN, END = "<!-- findings: generated -->", "<!-- /findings -->"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def readme_table() -> str:
-    rows = [f"| {rule.code} | {rule.severity.value} | {rule.summary} |" for rule in rules()]
-    return "\n".join(["| code | severity | what |", "|---|---|---|", *rows])
-
-
 def findings_table() -> str:
     rows = [
         f"| [{rule.code}](../ddpcheck/explanations/{rule.code}.md) | {rule.severity.value} | "
-        f"{'yes' if rule.live else ''} | {rule.title} |"
+        f"{'yes' if rule.live else ''} | {rule.summary} |"
         for rule in rules()
     ]
     return "\n".join(["| code | severity | while the job runs | what |", "|---|---|---|---|", *rows])
 
 
-TABLES = {Path("README.md"): readme_table, Path("docs/findings.md"): findings_table}
+TABLES = {Path("docs/findings.md"): findings_table}
 
 
 def with_table(text: str, table: str) -> str:

@@ -19,6 +19,8 @@ _MOST_CHARACTERS = 24
 _NOTABLE = 1.25
 # A probe with at least this part of the cost is named alone, otherwise the first two.
 _MOSTLY = 0.5
+# The verdict names checks only; parameters have a place of their own there.
+_IN_VERDICT = {"allreduce_every": "AllReduce", "applied_every": "applied gradients"}
 # What the three intervals of a schedule are about, in the order in which the budget thins them out.
 _CHECKS = (
     ("allreduce_every", "the AllReduce verified"),
@@ -46,15 +48,14 @@ def cost_lines(report: Report) -> list[str]:
 
 
 def left_out_text(report: Report) -> str:
-    """For the verdict: the checks that not every step had, beginning with a comma; empty if every step was checked."""
-    if report.cost is None:
-        return ""
-    texts = [
-        f"{text} {interval}"
-        for check, text in _CHECKS
-        if check != "params_every" and (interval := _interval(report.cost.schedule, check))
+    """For the verdict: the checks that not every step had, empty if every step was checked. The summary has more."""
+    schedule = () if report.cost is None else report.cost.schedule
+    names = [
+        _IN_VERDICT[check]
+        for check, _ in _CHECKS
+        if check in _IN_VERDICT and any(getattr(part, check) > 1 for part in schedule)
     ]
-    return "".join(f", {text}" for text in texts)
+    return f", {' and '.join(names)} at fewer steps" if names else ""
 
 
 def thinned_out(report: Report) -> str:

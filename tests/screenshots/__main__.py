@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.helpers.chromium import opened
+from tests.helpers.commands import BIN
 from tests.helpers.requirements import missing
 from tests.screenshots import jobs
 from tests.screenshots.page import draw_page
+from tests.screenshots.recording import Shown, draw_recording, recorded
 from tests.screenshots.terminal import draw_report, draw_text
 
 IMAGES = jobs.ROOT / "docs" / "images"
@@ -19,8 +22,10 @@ MOST_BYTES = 300_000
 _RUN = "ddpcheck run -- torchrun --nproc-per-node 4 train.py"
 _ON_HOSTS = "ddpcheck run -- torchrun --nnodes 4 --node-rank 0 --master-addr node0 train.py"
 _LINKS = "ddpcheck links -- torchrun --nnodes 4 --node-rank 0 --master-addr node0"
-_TOP = ".verdict"
-_AGREEMENT = "section[aria-labelledby=agreement]"
+_HEAD = "header"
+_PROGRESS = "section[aria-labelledby=progress]"
+# Two columns.
+_WIDE = 1500
 _LINKS_MAP = "section[aria-labelledby=links]"
 _TIME = "section[aria-labelledby=step-time]"
 _BUCKETS = "section[aria-labelledby=overlap] figure"
@@ -46,7 +51,10 @@ def main() -> None:
 
 def draw(folder: Path) -> None:
     """All images, from runs in `folder`."""
+    # Reports shorten paths below the working directory.
+    os.chdir(folder)
     healthy, profiled = jobs.healthy(folder / "healthy"), jobs.profiled(folder / "profiled")
+    draw_recording(demo(), "make demo", IMAGES / "demo.svg")
     diverging, straggling = jobs.diverging(folder / "diverging"), jobs.straggling(folder / "straggling")
     draw_text(jobs.slow_link(folder / "lab"), _LINKS, IMAGES / "slow-link.svg")
     held_up = jobs.held_up(folder / "hosts")
@@ -55,11 +63,17 @@ def draw(folder: Path) -> None:
     draw_report(diverging, _RUN, IMAGES / "finding.svg")
     draw_report(straggling, _RUN, IMAGES / "straggler.svg")
     with opened() as tab:
-        draw_page(tab, healthy, IMAGES / "page-healthy.png", [_TOP, _AGREEMENT])
+        draw_page(tab, healthy, IMAGES / "page-healthy.png", [_HEAD, _PROGRESS], width=_WIDE, scale=1)
         draw_page(tab, profiled, IMAGES / "page-overlap.png", [_BUCKETS])
         draw_page(tab, straggling, IMAGES / "page-straggler.png", [_TIME])
         draw_page(tab, straggling, IMAGES / "page-straggler-dark.png", [_TIME], dark=True)
         draw_page(tab, held_up, IMAGES / "page-slow-link.png", [_LINKS_MAP])
+
+
+def demo() -> list[Shown]:
+    """The output of `make demo`."""
+    environment = {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    return recorded(["bash", "examples/demo.sh"], jobs.ROOT, environment)
 
 
 if __name__ == "__main__":

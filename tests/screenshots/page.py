@@ -25,13 +25,21 @@ _BOX = """
 """
 
 
-def draw_page(tab: Tab, run: Path, picture: Path, parts: Sequence[str], dark: bool = False) -> None:
+def draw_page(
+    tab: Tab,
+    run: Path,
+    picture: Path,
+    parts: Sequence[str],
+    dark: bool = False,
+    width: int = _WIDTH,
+    scale: float = SCALE,
+) -> None:
     """An image of the bounding box of `parts`, which are CSS selectors."""
     page = run / "report.html"
-    page.write_text(to_html(analyse_run(run)), encoding="utf-8")
+    page.write_text(to_html(analyse_run(run, course=True)), encoding="utf-8")
     # An image larger than the window has no scroll bar, so its layout is wider than with one.
     tab.call("Emulation.setScrollbarsHidden", hidden=True)
-    tab.open(page, width=_WIDTH, dark=dark, scale=SCALE)
+    tab.open(page, width=width, dark=dark, scale=scale)
     left, top, wide, tall = tab.run(_BOX % list(parts))
     clip = {
         "x": max(0, left - _MARGIN),
