@@ -57,7 +57,7 @@ class RunReader:
 
     `host`: in a large job only the files of ranks on this host are read, until `follow_all` is called. Of other files
     only the first line is read: with a launcher on each of hundreds of nodes, each reads only its own ranks.
-    `patience`: for how many seconds records of steps may wait for those of other ranks. Ranks write blocks of some seconds.
+    `patience`: for how many seconds records of steps may wait for those of other ranks, which write blocks of seconds.
     """
 
     def __init__(self, path: Path, host: str = "", patience: float = PATIENCE_SECONDS) -> None:

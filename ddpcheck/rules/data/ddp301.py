@@ -100,7 +100,7 @@ def _delayed(context: RuleContext, module: ModuleKey, inputs: ModuleBatches) -> 
     return context.finding(
         RULE,
         f"Rank {later} trained on the batches of rank {earlier}, {delay} {forwards} later, in {count} of "
-        f"{inputs.batches.compared} forwards. Samples are used several times in each pass, by one rank after the other.",
+        f"{inputs.batches.compared} forwards. Each pass uses samples several times, by one rank after the other.",
         severity=Severity.WARNING,
         module=module,
         step=0,

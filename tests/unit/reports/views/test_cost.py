@@ -107,9 +107,7 @@ def test_the_whole_ladder(tmp_path: Path) -> None:
         "Applied gradients compared at every 2nd to 64th step since step 128 to stay below --budget 2 %",
         "Parameters compared at every 16th step since step 192 to stay below --budget 2 %",
     ]
-    assert "3 parameters compared at every 16th step since step 192, AllReduce" in verdict_sentence(
-        report
-    )
+    assert "3 parameters compared at every 16th step since step 192, AllReduce" in verdict_sentence(report)
 
 
 def test_after_a_mismatch_everything_is_checked_again(tmp_path: Path) -> None:
