@@ -278,6 +278,18 @@ def test_costs_are_recorded_by_probe(make_rank: MakeRank) -> None:
     assert len(rank.costs()) == 2
 
 
+def test_estimates_of_probes_do_not_exceed_what_was_measured(make_rank: MakeRank) -> None:
+    rank = make_rank(costs_us=(60, 20, 20))
+    rank.run(EPOCH)
+    # As if the only step with much work had been the one from which others are estimated.
+    rank.spent_by_probe["gradients"] *= 3
+    rank.run(EPOCH)
+    rank.budget.close()
+    for cost in rank.costs():
+        assert sum(cost.spent.values()) <= 100 * cost.steps
+    assert rank.costs()[1].spent["gradients"] > 20 * rank.costs()[1].steps
+
+
 def test_steps_of_other_optimizers_do_not_count(make_rank: MakeRank) -> None:
     rank = make_rank()
     rank.run(2)
