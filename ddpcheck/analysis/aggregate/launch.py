@@ -52,7 +52,7 @@ class Attempt:
         self._handlers = self._subscribe()
         self._window_collectors = [each for each in self._collectors.values() if each.takes_windows]
         self._window_handlers = self._subscribe(windows=True)
-        self._buffer = StepBuffer(self._feed, self._feed_window)
+        self._buffer = StepBuffer(self)
 
     def collector(self, cls: type[_AnyCollector]) -> _AnyCollector:
         """The collector of this class."""
@@ -98,7 +98,7 @@ class Attempt:
         """Steps of which records were read; those of blocks may not be compared yet."""
         return self._buffer.steps_read(rank) or sum(self.ranks[rank].steps.values())
 
-    def _feed_window(self, window: Window) -> None:
+    def take_window(self, window: Window) -> None:
         for collector in self._window_collectors:
             collector.add_window(window)
         for stream in window.streams:
@@ -113,7 +113,7 @@ class Attempt:
                     for handle in per_module:
                         handle(rank, stream.module, record)
 
-    def _feed(self, rank: RankData, record: Record) -> None:
+    def take_record(self, rank: RankData, record: Record) -> None:
         handlers = self._handlers.get(type(record))
         if handlers is None:
             return

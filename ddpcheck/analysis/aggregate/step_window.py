@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from ddpcheck.records.registry import Record, field_defaults, record_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ddpcheck.analysis.aggregate.launch import Attempt
 
 # Kinds that are evaluated for each rank alone, whatever its other records are.
 _OF_ONE_RANK = (ClockRecord, LossRecord, MemoryRecord, CostRecord, HyperRecord)
@@ -142,19 +145,25 @@ class Window:
 
 
 class StepBuffer:
-    """Rows of all ranks that have not been passed on yet.
+    """Rows of all ranks that have not been passed on yet."""
 
-    `feed`: takes a single record; `feed_window`: takes a window; both belong to the attempt.
-    """
-
-    def __init__(
-        self, feed: Callable[[RankData, Record], None], feed_window: Callable[[Window], None]
-    ) -> None:
-        self._feed, self._feed_window = feed, feed_window
+    def __init__(self, attempt: Attempt) -> None:
+        # A cycle would delay freeing the memory of the attempt.
+        self._attempt = ref(attempt)
         self._queues: dict[int, _RankQueue] = {}
         # Steps that are passed on record by record.
         self._single: set[int] = set()
         self._waiting = 0
+
+    def _feed(self, rank: RankData, record: Record) -> None:
+        attempt = self._attempt()
+        if attempt is not None:
+            attempt.take_record(rank, record)
+
+    def _feed_window(self, window: Window) -> None:
+        attempt = self._attempt()
+        if attempt is not None:
+            attempt.take_window(window)
 
     def add_rank(self, rank: RankData) -> None:
         self._queues[rank.number] = _RankQueue(rank)

@@ -54,7 +54,7 @@ def assert_equal(one: Any, other: Any, where: str = "") -> None:
 def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many steps were passed in windows, and how many records one by one."""
     counts = {"steps": 0, "records": 0}
-    feed_window, feed = Attempt._feed_window, Attempt._feed
+    feed_window, feed = Attempt.take_window, Attempt.take_record
 
     def count_window(self: Attempt, window: Window) -> None:
         counts["steps"] += window.end - window.first
@@ -64,8 +64,8 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         counts["records"] += 1
         feed(self, rank, record)
 
-    monkeypatch.setattr(Attempt, "_feed_window", count_window)
-    monkeypatch.setattr(Attempt, "_feed", count_record)
+    monkeypatch.setattr(Attempt, "take_window", count_window)
+    monkeypatch.setattr(Attempt, "take_record", count_record)
     return counts
 
 
