@@ -64,8 +64,13 @@ class Outputs:
 
     @property
     def need_time_series(self) -> bool:
-        """Whether an output draws charts of series that report.json does not hold."""
-        return self.tensorboard is not None or self.html is not None
+        """Whether an output draws all series, most of which report.json does not hold."""
+        return self.tensorboard is not None
+
+    @property
+    def need_loss(self) -> bool:
+        """Whether an output draws the loss."""
+        return self.html is not None
 
 
 def write_outputs(

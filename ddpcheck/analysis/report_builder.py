@@ -26,7 +26,7 @@ from ddpcheck.analysis.run_reader import Progress, RunReader, read_description
 from ddpcheck.analysis.sharding.mesh import merge_shards, parameters_of
 from ddpcheck.analysis.startup.table import startup_table
 from ddpcheck.analysis.step_coverage.model import Coverage
-from ddpcheck.analysis.timeseries.build import build_timeseries
+from ddpcheck.analysis.timeseries.build import build_timeseries, loss_timeseries
 from ddpcheck.analysis.timeseries.lines import agreement_history, gradient_history
 from ddpcheck.analysis.timing.table import time_tables
 from ddpcheck.records.kinds.rank import FaultRecord, is_same_job
@@ -71,12 +71,17 @@ def _restart(attempt: Attempt) -> int:
 
 
 def analyse_run(
-    path: Path, *, course: bool = False, abandoned: bool = False, progress: Progress | None = None
+    path: Path,
+    *,
+    course: bool = False,
+    loss: bool = False,
+    abandoned: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Read a stored run and build its report. `abandoned`: its launcher is gone, and has not recorded the end."""
     description = read_description(path)
     run = RunReader(path)
-    return build_report(run, description, course=course, abandoned=abandoned, progress=progress)
+    return build_report(run, description, course=course, loss=loss, abandoned=abandoned, progress=progress)
 
 
 def build_report(
@@ -84,14 +89,15 @@ def build_report(
     description: dict[str, Any],
     *,
     course: bool = False,
+    loss: bool = False,
     abandoned: bool = False,
     unwritten: Sequence[tuple[str, bytes]] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Read the remaining records of a run and build its report.
 
-    `course`: include time series, for reports that draw charts. `unwritten`: lines that the launcher could not write to
-    its log, with the name of the log. `progress`: is called while records are read.
+    `course`: include time series, for reports that draw charts; `loss`: only that of the loss. `unwritten`: lines that
+    the launcher could not write to its log, with the name of the log. `progress`: is called while records are read.
     """
     run.finish(progress)
     notes = read_notes(run.path, description, unwritten)
@@ -185,6 +191,8 @@ def build_report(
         hosts=last.hosts(),
         course=build_timeseries(last, machine.nodes, overlaps[-1], findings, machine.links, run.path)
         if course
+        else loss_timeseries(last)
+        if loss
         else None,
         run=_about(run, description),
     )

@@ -79,7 +79,13 @@ def report(
 
     abandoned = launcher_has_ended(read_run_file(path))
     with ReadingProgress(sys.stderr) as progress:
-        result = analyse_run(path, course=outputs.need_time_series, abandoned=abandoned, progress=progress)
+        result = analyse_run(
+            path,
+            course=outputs.need_time_series,
+            loss=outputs.need_loss,
+            abandoned=abandoned,
+            progress=progress,
+        )
     if json:
         from ddpcheck.reports.json_report import to_json
 

@@ -61,7 +61,8 @@ def view(
         events = _events_folder(path, Path(temporary))
         if any(events.glob("*/*.pt.trace.json*")) and not has_profiler_plugin():
             typer.echo(
-                f"ddpcheck: traces are not shown: torch-tb-profiler is not installed. Next: `{INSTALL}`",
+                f"ddpcheck: traces are not shown: torch-tb-profiler is not installed. Next: `{INSTALL}`, "
+                "or `ddpcheck view --perfetto`, which needs nothing",
                 err=True,
             )
         raise typer.Exit(run_tensorboard(events, path.absolute().name, chosen))

@@ -245,6 +245,7 @@ def report_run(
                 run,
                 description,
                 course=outputs.need_time_series,
+                loss=outputs.need_loss,
                 unwritten=unwritten,
                 progress=None if config.quiet else progress,
             )

@@ -36,7 +36,7 @@ def draw_page(
 ) -> None:
     """An image of the bounding box of `parts`, which are CSS selectors."""
     page = run / "report.html"
-    page.write_text(to_html(analyse_run(run, course=True)), encoding="utf-8")
+    page.write_text(to_html(analyse_run(run, loss=True)), encoding="utf-8")
     # An image larger than the window has no scroll bar, so its layout is wider than with one.
     tab.call("Emulation.setScrollbarsHidden", hidden=True)
     tab.open(page, width=width, dark=dark, scale=scale)

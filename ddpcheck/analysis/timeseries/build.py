@@ -201,6 +201,11 @@ class TimeSeriesBuilder:
         return rank_gpus(node, rank, timeline, max_points) if node and timeline else ()
 
 
+def loss_timeseries(attempt: Attempt) -> RunTimeSeries:
+    """The loss of the job alone, which takes little time with any number of ranks."""
+    return RunTimeSeries(job=job_loss(attempt, points_per_series(1)))
+
+
 def build_timeseries(
     attempt: Attempt,
     nodes: Sequence[NodeSamples],

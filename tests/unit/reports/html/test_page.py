@@ -12,7 +12,14 @@ from html.parser import HTMLParser
 import pytest
 
 from ddpcheck.analysis.report import Report, Verdict
-from ddpcheck.analysis.timeseries.model import AgreementHistory, AgreementInterval, GradientHistory
+from ddpcheck.analysis.timeseries.model import (
+    AgreementHistory,
+    AgreementInterval,
+    GradientHistory,
+    NamedSeries,
+    RunTimeSeries,
+    SeriesKind,
+)
 from ddpcheck.reports.html.components import embedded, tag
 from ddpcheck.reports.html.page import to_html
 from ddpcheck.reports.views.key_figures import key_figures
@@ -167,3 +174,12 @@ def test_long_tables_and_stacks_are_folded() -> None:
     source = to_html(with_parts(of_many_ranks(8), measurements(8)))
     for name in ("checked", "environment"):
         assert re.search(rf'<section aria-labelledby="{name}" class="folded"><details><summary>', source)
+
+
+def test_the_loss_is_drawn_where_it_was_read() -> None:
+    report = stored("1-sound")
+    assert "Loss over the steps" not in to_html(report)
+    loss = NamedSeries(SeriesKind.LOSS, (0, 1, 2), (2.5, 2.0, 1.5))
+    source = to_html(replace(report, course=RunTimeSeries(job=(loss,))))
+    assert "Loss over the steps" in source
+    assert '"values":[2.5,2.0,1.5]' in source

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -89,8 +91,6 @@ def test_an_opentelemetry_collector(receiver: Receiver) -> None:
     sink = sinks.OtlpSink(f"{receiver.url}/v1/metrics", "train")
     sink.update(METRICS, 40)
     sink.close()
-    import gzip
-
     body = receiver.bodies[0]
     request = ExportMetricsServiceRequest()
     request.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
@@ -108,7 +108,11 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sink.update(METRICS, 40)
     sink.close()
     [log] = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert b"ddpcheck/step_seconds" in log.read_bytes()
+    # A process of the client writes the file.
+    deadline = time.monotonic() + 120
+    while b"ddpcheck/step_seconds" not in log.read_bytes():
+        assert time.monotonic() < deadline, log.read_bytes()
+        time.sleep(0.1)
 
 
 def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
