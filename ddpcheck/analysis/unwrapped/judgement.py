@@ -77,7 +77,7 @@ def stepped_difference(attempt: Attempt, module: ModuleKey) -> UnwrappedDifferen
     collector = attempt.collector(UnwrappedCollector)
     params = collector.agreement.stats_of(module, Stage.PARAMS, _PARAMETERS)
     start = collector.agreement.stats_of(module, Stage.INIT_AFTER, _PARAMETERS).first
-    if params.first is None or not same_parameter_names(attempt, module):
+    if params.first is None or not same_parameter_names(attempt, module) or _is_recreated(attempt, module):
         return None
     if _last_equal(attempt, module) > (start or params.first).key.step:
         return None
@@ -93,8 +93,6 @@ def stepped_difference(attempt: Attempt, module: ModuleKey) -> UnwrappedDifferen
 def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start: bool) -> Basis:
     collector = attempt.collector(UnwrappedCollector)
     reasons = collector.reasons.get(module, set())
-    if _is_recreated(attempt, module):
-        return Basis.NONE
     if module in collector.agreement.reduced_by_job:
         return Basis.SAME_GRADIENTS
     later = None if from_start else _later(collector, module, first)

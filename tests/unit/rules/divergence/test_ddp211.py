@@ -12,7 +12,7 @@ from ddpcheck.records.codecs import pack
 from ddpcheck.records.kinds.data import LoaderRecord
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.records.kinds.gradients import ManualReductionRecord
-from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRecord
+from ddpcheck.records.kinds.modules import COPIED, COPIED_IN_PARTS, ModuleRecord, ModuleUseRecord, UseEvidence
 from ddpcheck.records.reasons import UnwrappedReason
 from ddpcheck.reports.finding_text import script_line
 from tests.helpers.run_builder import RunBuilder, sketch_of
@@ -273,3 +273,10 @@ def test_a_model_whose_copies_are_stepped(tmp_path: Path, kind: str, agreeing: i
 
 def test_models_of_the_ranks_own_with_copies_are_not_judged(tmp_path: Path) -> None:
     assert copied(tmp_path, COPIED, 0).findings("DDP211") == []
+
+
+def test_parameters_that_are_made_anew_for_each_batch_are_no_finding(tmp_path: Path) -> None:
+    build = diverging(beside(wrapped(tmp_path)), SHARED)
+    for rank in build.ranks:
+        build.add(rank, ModuleUseRecord(BESIDE, [UseEvidence.RECREATED.value]))
+    assert build.end().findings("DDP211") == []
