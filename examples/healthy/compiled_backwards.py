@@ -33,8 +33,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(6)
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
-    reducer = case if case == "python_reducer" else "ddp_optimizer"
-    with torch._dynamo.config.patch(optimize_ddp=reducer):
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         drawn = torch.Generator().manual_seed(31 + dist.get_rank())

@@ -95,15 +95,6 @@ def test_without_variables(ddpcheck: RunWatched, podman: Podman, folder: Path) -
     assert f"-v {folder / 'run'}:{folder / 'run'}" in found["fix"]
 
 
-def test_other_user(ddpcheck: RunWatched, podman: Podman, folder: Path) -> None:
-    """ddpcheck around podman --user: no rank is watched, because it cannot write"""
-    folder.chmod(0o1777)
-    watched = ddpcheck(*mounted(podman, folder, *VARIABLES, "--user=65534"), *JOB, out=folder / "run")
-    assert watched.status == 10, str(watched)
-    assert "other_user" in watched.finding("DDP601")["evidence"]["unwatched"]
-    assert "user" in watched.finding("DDP601")["cause"]
-
-
 def test_inside(unwatched: Run, podman: Podman, folder: Path) -> None:
     """ddpcheck inside podman: healthy"""
     watch = (DDPCHECK, "run", "--out", folder / "run", "--")

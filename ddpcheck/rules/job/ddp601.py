@@ -67,16 +67,17 @@ _SEEN = {
         "Run them as the user that runs ddpcheck, or create a folder that both may write to (mkdir -m 1777 DIR) and "
         "pass it with --out.",
     ),
+    # Processes in a container lack the variables too.
+    Unwatched.CONTAINER: (
+        "{name} starts the ranks in a container, which gets no variable, no file and no folder by itself",
+        "Put 'ddpcheck run --' inside the container, before the launcher of the ranks. Or pass variables and folders: "
+        "-e PYTHONPATH -e DDPCHECK_CONFIG {mounts}",
+    ),
     Unwatched.ENVIRONMENT: (
         "the ranks were started with an environment without ddpcheck's variables, as by `srun --export=NONE`, `sudo` "
         "or `env -i`",
         "Pass PYTHONPATH and DDPCHECK_CONFIG on (`ddpcheck env` prints such variables), or put 'ddpcheck run --' "
         "behind the program that resets the environment.",
-    ),
-    Unwatched.CONTAINER: (
-        "{name} starts the ranks in a container, which gets no variable, no file and no folder by itself",
-        "Put 'ddpcheck run --' inside the container, before the launcher of the ranks. Or pass variables and folders: "
-        "-e PYTHONPATH -e DDPCHECK_CONFIG {mounts}",
     ),
     Unwatched.REMOTE: (
         "{name} starts the ranks elsewhere: they did not get ddpcheck's variables (as with `srun --export=NONE`), or "

@@ -56,6 +56,7 @@ def seen(folder: Path, *reasons: tuple[str, str]) -> RunBuilder:
         ("options", "-S, -I or -E", "import ddpcheck.auto"),
         ("not_installed", "ddpcheck does not exist", "-v "),
         ("no_folder", "run folder does not exist", "-v "),
+        ("other_user", "another user", "--out"),
         ("container", "podman starts", "-e PYTHONPATH -e DDPCHECK_CONFIG -v "),
         ("remote", "podman starts", "behind podman"),
     ],
@@ -75,3 +76,9 @@ def test_what_a_process_of_torch_shows_counts_more_than_a_program_between(tmp_pa
 def test_reasons_of_later_versions_are_ignored(tmp_path: Path) -> None:
     (finding,) = seen(tmp_path, ("moon", "x")).findings()
     assert "-S, -I or -E" in finding.cause
+
+
+def test_a_container_explains_an_environment_without_the_variables(tmp_path: Path) -> None:
+    (finding,) = seen(tmp_path, ("environment", "python"), ("container", "podman")).findings()
+    assert "podman" in finding.cause
+    assert f"-v {tmp_path}:{tmp_path}" in finding.fix
