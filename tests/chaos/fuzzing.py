@@ -26,7 +26,7 @@ from tests.helpers.paths import JOBS, ROOT
 from tests.helpers.watched_run import run_watched
 
 # Examples of one process.
-CHUNK = 250
+CHUNK = 100
 STATUSES = frozenset({0, 1, 2, 10})
 _JOBS: dict[str, tuple[list[object], list[object]]] = {
     "sound": ([], ["--steps", 8]),
