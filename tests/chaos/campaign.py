@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -128,6 +128,7 @@ def campaign(
         return run_fault(chosen[number % len(chosen)], number, seed + number, keep)
 
     with ThreadPoolExecutor(at_once) as pool:
-        for outcome in pool.map(run, numbers):
+        for job in as_completed([pool.submit(run, number) for number in numbers]):
+            outcome = job.result()
             if outcome is not None:
                 ended(outcome)

@@ -157,7 +157,7 @@ def _remove_group(group: Path) -> None:
 
 
 def _small_disk(scene: Scene) -> None:
-    _mount(scene, f"size={scene.chance.choice((48, 64, 96))}k")
+    _mount(scene, f"size={scene.chance.choice((16, 20, 24))}k")
 
 
 def _own_disk(scene: Scene) -> None:
@@ -347,7 +347,7 @@ FAULTS = (
     ),
     Fault(
         "small-disk",
-        "disk of 48 to 96 KiB",
+        "disk of 16 to 24 KiB",
         Effect.NONE,
         _nothing,
         _small_disk,

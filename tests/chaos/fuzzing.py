@@ -26,7 +26,7 @@ from tests.helpers.paths import JOBS, ROOT
 from tests.helpers.watched_run import run_watched
 
 # Examples of one process.
-CHUNK = 250
+CHUNK = 100
 STATUSES = frozenset({0, 1, 2, 10})
 _JOBS: dict[str, tuple[list[object], list[object]]] = {
     "sound": ([], ["--steps", 8]),
@@ -86,11 +86,11 @@ def run_example(chance: random.Random, seeds: Seeds, folder: Path) -> tuple[str,
     how = mutate_folder(chance, run, seeds.contents, outside)
     commands = _commands(run, out, pristine, any(run.rglob(_TRACES)))
     wrong = []
-    said = []
+    statuses = []
     for arguments in {chance.choice(sorted(commands)), "report --json"}:
         words = commands[arguments]
         called = call(words, run, out)
-        said.append(f"{arguments}: {called.status}")
+        statuses.append(f"{arguments}: {called.status}")
         wrong += [
             f"`ddpcheck {arguments}`: {each}" for each in [*called.wrong, *_wrong(called, arguments, out)]
         ]
@@ -98,7 +98,7 @@ def run_example(chance: random.Random, seeds: Seeds, folder: Path) -> tuple[str,
         wrong.append("a file outside of the run folder was changed")
     if strangers := sorted({path.name for path in folder.iterdir()} - {"run", "out", "outside"}):
         wrong.append(f"written beside the run folder: {strangers}")
-    return f"{pristine.name}: {how} ({'; '.join(said)})", wrong
+    return f"{pristine.name}: {how} ({'; '.join(statuses)})", wrong
 
 
 def _commands(run: Path, out: Path, other: Path, traces: bool) -> dict[str, list[object]]:

@@ -65,7 +65,7 @@ _VALUES: tuple[Any, ...] = (
 def mutate_folder(chance: random.Random, folder: Path, others: Sequence[bytes], outside: Path) -> str:
     """Damage up to three files of `folder`, and say how. `others`: contents to mix in; `outside`: target of links."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    said = []
+    damage = []
     for _ in range(chance.choice((1, 1, 2, 3))):
         path = chance.choice(files)
         if path.is_dir():
@@ -77,8 +77,8 @@ def mutate_folder(chance: random.Random, folder: Path, others: Sequence[bytes], 
             data = path.read_bytes() if path.is_file() else b""
             how, damaged = mutate(chance, data, others)
             _replace(path, damaged)
-        said.append(f"{path.relative_to(folder)}: {how.__name__.strip('_')}")
-    return "; ".join(said)
+        damage.append(f"{path.relative_to(folder)}: {how.__name__.strip('_')}")
+    return "; ".join(damage)
 
 
 def mutate(chance: random.Random, data: bytes, others: Sequence[bytes]) -> tuple[Callable[..., Any], bytes]:
