@@ -110,6 +110,24 @@ def calling(
     return wrapper
 
 
+def attempting(
+    original: Any, before: Callable[..., object], after: Callable[..., object], failed: Callable[[], object]
+) -> Wrapper:
+    """`calling`, with an observer of calls that raise."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            failed()
+            raise
+        after(*args, **kwargs)
+        return result
+
+    return wrapper
+
+
 def returning(original: Any, returned: Callable[..., object]) -> Wrapper:
     """`original` with an observer that is called with its result and its arguments."""
 

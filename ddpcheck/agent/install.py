@@ -11,11 +11,13 @@ from typing import Any
 
 from ddpcheck import device_api, torch_compat
 from ddpcheck.agent import training_thread
+from ddpcheck.agent.rendezvous import RendezvousNote
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
 from ddpcheck.injection import write_fault_line
 from ddpcheck.patches import (
     Patches,
+    attempting,
     calling,
     constructing,
     hide_from_compiler,
@@ -66,8 +68,15 @@ class Agent:
             return
         opened = protect("agent", "open", self._open)
         closing = protect("agent", "group_closed", self._group_closed)
+        note = RendezvousNote(self._config.run_dir)
+        noted, removed = (protect("rendezvous", each.__name__, each) for each in (note.write, note.remove))
+
+        def joining(*args: Any, **kwargs: Any) -> None:
+            STARTUP.joining()
+            noted(*args, **kwargs)
 
         def group_created(*args: Any, **kwargs: Any) -> None:
+            removed()
             STARTUP.joined()
             opened()
 
@@ -75,7 +84,7 @@ class Agent:
             self._patches.replace(
                 owner,
                 "init_process_group",
-                lambda original: calling(original, STARTUP.joining, group_created),
+                lambda original: attempting(original, joining, group_created, removed),
             )
             self._patches.replace(
                 owner, "destroy_process_group", lambda original: calling(original, closing, None)

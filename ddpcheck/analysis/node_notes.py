@@ -17,6 +17,7 @@ from ddpcheck.records.node_kinds import (
     NoHangWatchRecord,
     OrphanRecord,
     RankExitRecord,
+    RendezvousRecord,
     SignalRecord,
     SlowRecord,
     StopRecord,
@@ -37,6 +38,7 @@ _NOTES = (
     SlowRecord,
     UnwatchedRecord,
     NoHangWatchRecord,
+    RendezvousRecord,
 )
 
 
@@ -99,6 +101,8 @@ class NodeNotes:
     unwatched: dict[str, str] = field(default_factory=dict)
     # Why hangs are not detected, and of which ranks; none: of all ranks of a launcher.
     no_hang_watch: dict[str, set[int]] = field(default_factory=dict)
+    # The last time that ranks waited for others in `init_process_group`.
+    rendezvous: RendezvousRecord | None = None
     # By session.
     hangs: dict[str, Hang] = field(default_factory=dict)
     # By session: the last time without progress in which some rank could go on by itself, so that the job was not
@@ -143,6 +147,8 @@ def _add(notes: NodeNotes, record: NodeRecord) -> None:
             notes.unwatched.setdefault(record.why, record.name)
         case NoHangWatchRecord():
             notes.no_hang_watch.setdefault(record.why, set()).update(record.ranks)
+        case RendezvousRecord():
+            notes.rendezvous = record
         case HangRecord():
             hang = notes.hangs.setdefault(record.session, Hang())
             hang.seconds = max(hang.seconds, record.seconds)

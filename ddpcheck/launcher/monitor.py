@@ -7,6 +7,7 @@ import os
 import select
 import threading
 import time
+from pathlib import Path
 
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.config import Config
@@ -16,6 +17,7 @@ from ddpcheck.launcher.metrics_export import MetricsExport
 from ddpcheck.launcher.process.namespaces import RankProcessIds
 from ddpcheck.launcher.process.process_table import ending_signal, read_process
 from ddpcheck.launcher.process.supervise import StopRequest
+from ddpcheck.launcher.rendezvous_watch import RendezvousWatch
 from ddpcheck.launcher.unwatched import UnwatchedProcesses
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reasons import NoHangWatch, Unwatched
@@ -167,6 +169,11 @@ class RunMonitor:
         # The detector requests stacks through the shared-memory file.
         detect = config.exchange_file and config.hang_timeout
         self._hangs = HangDetector(run, node_log, config) if detect else None
+        self._rendezvous = (
+            RendezvousWatch(Path(config.run_dir), node_log.host, node_log, config.hang_timeout)
+            if config.hang_timeout
+            else None
+        )
         if config.hang_timeout and not config.exchange_file:
             node_log.write("no_hang_watch", why=NoHangWatch.NO_MEMORY.value, ranks=[])
         self._known: set[tuple[str, int]] = set()
@@ -192,6 +199,8 @@ class RunMonitor:
             self._update_export()
         if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
             return StopRequest("replicas diverged and --fail-fast is set")
+        if self._rendezvous is not None and (request := self._rendezvous.tick()) is not None:
+            return request
         if self._hangs is not None and not self.failed:
             return self._hangs.tick()
         return None

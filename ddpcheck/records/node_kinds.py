@@ -108,6 +108,21 @@ class OrphanRecord(NodeRecord, frozen=True):
     """The launcher ended processes that the job had left behind."""
 
 
+@node_record("rendezvous")
+class RendezvousRecord(NodeRecord, frozen=True):
+    """Ranks of this node wait in `init_process_group` for others that have not called it."""
+
+    seconds: float = 0.0
+    world_size: int = 0
+    waiting: list[int] = msgspec.field(default_factory=list)
+    missing: list[int] = msgspec.field(default_factory=list)
+    # Processes that may still become ranks.
+    processes: list[int] = msgspec.field(default_factory=list)
+    # Line of the call in the user's code.
+    where: str = ""
+    stopped: bool = False
+
+
 @node_record("no_hang_watch")
 class NoHangWatchRecord(NodeRecord, frozen=True):
     """Hangs of these ranks, or of all of this launcher if none is listed, are not detected. `why`: a `NoHangWatch`."""

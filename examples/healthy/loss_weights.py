@@ -78,10 +78,10 @@ def main() -> None:
         elif case == "weighted_by_shares" and rank == 0:
             inputs = torch.cat([inputs, torch.randn(8, 8, generator=drawn)])
         elif case == "replayed_in_own_order":
-            if step % 8 == 0:
-                rollout = torch.randn(8, 8, 8, generator=everyone_s)
-                order = torch.randperm(8, generator=drawn).tolist()
-            inputs = rollout[order[step % 8]]
+            if not step:
+                rollout = torch.randn(STEPS, 8, 8, generator=everyone_s)
+                order = torch.randperm(STEPS, generator=drawn).tolist()
+            inputs = rollout[order[step]]
         elif case == "exchanged_examples":
             # Half of each batch is what the next rank found hard in the step before.
             fresh = torch.randn(4, 8, generator=drawn)

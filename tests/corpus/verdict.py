@@ -71,7 +71,8 @@ def _misses_of_the_job(outcome: Outcome) -> list[str]:
     """Whether the job itself ran as its header says, and its ranks reported."""
     header = outcome.job.header
     misses = [outcome.trouble] if outcome.trouble else []
-    if not outcome.reported and header.expect != _NOBODY:
+    never_joined = any("init_process_group_at" in finding.get("evidence", {}) for finding in outcome.findings)
+    if not outcome.reported and header.expect != _NOBODY and not never_joined:
         misses.append("no rank reported to ddpcheck")
     if header.healthy and Counter(outcome.reported).keys() - {"finished"}:
         misses.append(f"ranks ended as {', '.join(outcome.reported)}")

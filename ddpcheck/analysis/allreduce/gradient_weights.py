@@ -13,6 +13,8 @@ from ddpcheck.analysis.allreduce.mean_check import SketchTable
 MOST_BACKWARDS = 64
 FEWEST_BACKWARDS = 8
 MOST_RANKS = 64
+# Evenly spread.
+MOST_PARAMETERS = 64
 # Powers of two: how far apart ranks are, and how far parameters and times may be for one common factor.
 LEAST_FACTOR = 0.9
 MOST_SPREAD = 0.75
@@ -37,16 +39,17 @@ class GradientWeights:
             self.zero.update(silent)
         if silent or len(ranks) > MOST_RANKS or self.backwards > MOST_BACKWARDS:
             return
-        norms = {rank: local.log_norms(rank) for rank in ranks}
+        norms = {rank: local.log_norms(rank, MOST_PARAMETERS) for rank in ranks}
         if len({len(row) for row in norms.values()}) > 1:
             return
+        common = [_median(column) for column in zip(*norms.values(), strict=True)]
         for rank, own in norms.items():
             # The median of two is none of them, so each is compared with the other.
-            compared = [row for other, row in norms.items() if other != rank or len(ranks) > 2]
+            others = common if len(ranks) > 2 else next(row for other, row in norms.items() if other != rank)
             self._distances.setdefault(rank, []).append(
                 [
-                    _distance(mine, column)
-                    for mine, column in zip(own, zip(*compared, strict=True), strict=True)
+                    mine - theirs if mine is not None and theirs is not None else None
+                    for mine, theirs in zip(own, others, strict=True)
                 ]
             )
 
@@ -65,10 +68,10 @@ class GradientWeights:
         return found
 
 
-def _distance(own: float | None, others: Sequence[float | None]) -> float | None:
+def _median(norms: Sequence[float | None]) -> float | None:
     """None if a gradient is not known, or zero."""
-    known = [norm for norm in others if norm is not None]
-    return own - median(known) if own is not None and len(known) == len(others) else None
+    known = [norm for norm in norms if norm is not None]
+    return median(known) if len(known) == len(norms) else None
 
 
 def _common_factor(rows: list[list[float | None]]) -> float | None:

@@ -139,11 +139,13 @@ class SketchTable:
             return None
         return math.fsum(map(_SQUARES.__getitem__, codes))
 
-    def log_norms(self, rank: int) -> list[float | None]:
-        """Binary logarithms of the norms; None for zeros and for gradients that are not finite."""
+    def log_norms(self, rank: int, most: int) -> list[float | None]:
+        """Binary logarithms of some of the norms; None for zeros and for gradients that are not finite."""
+        codes = self._codes(rank)
+        codes = codes[:: -(-len(codes) // most)] if codes else codes
         return [
             math.log2(_SQUARES[code]) / 2 if code != _NOT_FINITE and _SQUARES[code] else None
-            for code in self._codes(rank)
+            for code in codes
         ]
 
     def parts(self, index: int) -> Parts:

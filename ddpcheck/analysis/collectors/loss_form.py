@@ -48,13 +48,14 @@ class LossFormCollector(Collector):
     def add(self, rank: RankData, record: LossFormRecord) -> None:
         self._forms.setdefault(record.optimizer, {}).setdefault(rank.number, []).append(record)
 
-    def weights_of_means(self) -> dict[int, float]:
-        """By rank, the factor of a loss that is one mean over the batch; without ranks of which it is not known."""
+    def weights_per_sample(self, counts: Mapping[int, int]) -> dict[int, float]:
+        """By rank, the weight of a sample in a loss of one mean or sum over `counts`; only of ranks that are known."""
         found = {}
         for by_rank in self._forms.values():
             for rank, records in by_rank.items():
-                if records[-1].reductions == ["mean"] and not records[-1].last:
-                    found[rank] = records[-1].factors[0]
+                last = records[-1]
+                if rank in counts and not last.last and last.reductions in (["mean"], ["sum"]):
+                    found[rank] = last.factors[0] / (counts[rank] if last.reductions == ["mean"] else 1)
         return found
 
     def differences(self) -> list[LossDifference]:

@@ -126,6 +126,8 @@ RECENT_PARTS = 128
 # Distinct pairs of ranks with a delay, and the least number of batches that one of them must have had later.
 MOST_DELAYS = 256
 LEAST_DELAYED = 4
+# Ranks may exchange batches every other step on purpose.
+LEAST_SHARE_OF_DELAYED = 0.75
 # Forwards that wait for further ranks, which may never report.
 MOST_PENDING = 4096
 # Limit of distinct groups of ranks, and of distinct counts of a rank.
@@ -329,12 +331,13 @@ class ModuleBatches:
                     ):
                         self.delayed[earlier, later, delay] += 1
 
-    def usual_delay(self) -> tuple[int, int, int] | None:
-        """A pair of ranks of which one has the batches of the other some forwards later, each time; and how many."""
-        if not self.delayed:
-            return None
-        pair, count = self.delayed.most_common(1)[0]
-        return pair if count >= LEAST_DELAYED and 2 * count >= self.batches.compared else None
+    def delays(self) -> list[tuple[int, int, int]]:
+        """Pairs of ranks of which one has the batches of the other some forwards later, each time; and how many."""
+        return [
+            pair
+            for pair, count in self.delayed.most_common()
+            if count >= LEAST_DELAYED and count >= LEAST_SHARE_OF_DELAYED * self.batches.compared
+        ]
 
     def _compare_draws(self, step: int, forward: int, records: Mapping[int, BatchRecord]) -> None:
         drew = {rank: record.drew for rank, record in records.items() if record.drew}
@@ -471,7 +474,7 @@ class Sameness(str, Enum):
 def sameness(module: ModuleBatches) -> Sameness:
     batches = module.batches
     if not batches.same:
-        return Sameness.DELAYED if module.usual_delay() is not None else Sameness.NONE
+        return Sameness.DELAYED if module.delays() else Sameness.NONE
     if module.forwards == 1:
         return Sameness.DUPLICATED if batches.variety >= SINGLE_FORWARD_VALUES else Sameness.NONE
     # Constant inputs such as zeros, ones or the number of the step.

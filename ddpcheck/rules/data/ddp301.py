@@ -91,10 +91,9 @@ def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
 
 
 def _delayed(context: RuleContext, module: ModuleKey, inputs: ModuleBatches) -> Finding:
-    pair = inputs.usual_delay()
-    assert pair is not None
-    earlier, later, delay = pair
-    count = inputs.delayed[pair]
+    delays = inputs.delays()
+    earlier, later, delay = delays[0]
+    count = inputs.delayed[delays[0]]
     splits = context.attempt.data.splits.get(module, [])
     forwards = "forward" if delay == 1 else "forwards"
     return context.finding(
@@ -105,7 +104,7 @@ def _delayed(context: RuleContext, module: ModuleKey, inputs: ModuleBatches) -> 
         module=module,
         step=0,
         stage="forward",
-        ranks=tuple(sorted((earlier, later))),
+        ranks=tuple(sorted({rank for pair in delays for rank in pair[:2]})),
         evidence={
             "forwards_compared": inputs.batches.compared,
             "forwards_with_an_earlier_batch": count,

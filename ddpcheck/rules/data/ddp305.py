@@ -25,8 +25,8 @@ _GROWING_LOSS = (
     "samples have the same weight, and nothing is wrong."
 )
 _WEIGHTED_LOSS = (
-    " However, each rank multiplies its mean by a constant that is proportional to its count. Then all samples have "
-    "the same weight, and nothing is wrong."
+    " However, the loss is a sum, or a mean that each rank multiplies by a constant proportional to its count. Then "
+    "all samples have the same weight, and nothing is wrong."
 )
 _MOST_RANKS = 16
 
@@ -75,12 +75,11 @@ def _loss_grows(context: RuleContext, module: ModuleKey, counts: Counts) -> bool
 
 
 def _weighted_by_count(context: RuleContext, counts: dict[int, int]) -> bool:
-    """Whether each rank multiplies its mean by a constant that is proportional to its count."""
-    factors = context.attempt.collector(LossFormCollector).weights_of_means()
-    if not factors.keys() >= counts.keys():
+    """Whether the loss gives all samples the same weight: sums, or means with factors that follow from the counts."""
+    weights = context.attempt.collector(LossFormCollector).weights_per_sample(counts)
+    if weights.keys() != counts.keys():
         return False
-    per_sample = [factors[rank] / count for rank, count in counts.items()]
-    return min(per_sample) > 0 and max(per_sample) < TOLERANCE * min(per_sample)
+    return min(weights.values()) > 0 and max(weights.values()) < TOLERANCE * min(weights.values())
 
 
 def _finding(
@@ -116,7 +115,7 @@ def _finding(
             "loss_grows_with_count": grows,
             "loss_weighted_by_count": weighted,
         },
-        cause=f"means that are weighted by the number of {what}"
+        cause=f"losses that are weighted by the number of {what}"
         if weighted
         else f"losses that grow with the number of {what}: sums, or divided by the count of all ranks"
         if grows

@@ -27,7 +27,9 @@ RULE = Rule(
 def find(context: RuleContext) -> list[Finding]:
     # If ddpcheck itself failed, DDP605 reports it.
     if not context.attempt.ranks:
-        return [] if context.unattributed_faults or context.write_errors else [_no_rank(context)]
+        # DDP603 reports ranks that wait for others.
+        known = context.unattributed_faults or context.write_errors or context.notes.rendezvous
+        return [] if known else [_no_rank(context)]
     failed = {fault.rank for fault in context.unattributed_faults} | set(context.write_errors)
     missing = tuple(row.rank for row in context.with_status(RankStatus.MISSING) if row.rank not in failed)
     if not missing:

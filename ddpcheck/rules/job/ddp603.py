@@ -19,6 +19,7 @@ from ddpcheck.analysis.hang.stall import stall_that_ended_the_job
 from ddpcheck.analysis.node_notes import Hang
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
+from ddpcheck.records.node_kinds import RendezvousRecord
 from ddpcheck.rules.rule import Rule
 
 RULE = Rule(
@@ -43,6 +44,9 @@ def find(context: RuleContext) -> list[Finding]:
     hang = context.notes.hangs.get(context.attempt.session)
     gave_up = stall_that_ended_the_job(context) if hang is None else None
     hang = hang or gave_up
+    rendezvous = context.notes.rendezvous
+    if rendezvous is not None and rendezvous.missing and (rendezvous.stopped or not context.attempt.ranks):
+        return [_rendezvous(context, rendezvous)]
     if hang is None or not context.attempt.ranks:
         return []
     stacks = rank_stacks(context.attempt, hang)
@@ -74,6 +78,32 @@ def find(context: RuleContext) -> list[Finding]:
             fix=mistake.fix,
         )
     ]
+
+
+def _rendezvous(context: RuleContext, rendezvous: RendezvousRecord) -> Finding:
+    """Ranks that wait for the process group, and those that have not come."""
+    missing, waiting = tuple(rendezvous.missing), tuple(rendezvous.waiting)
+    if rendezvous.processes:
+        pids = ", ".join(map(str, rendezvous.processes[:_MOST_GROUPS]))
+        exist = f"{name_ranks(missing)} had not called it (processes that may become ranks: {pids})"
+    else:
+        exist = f"no process is left that could become {name_ranks(missing)}"
+    return context.finding(
+        RULE,
+        f"{name_ranks(waiting).capitalize()} waited in init_process_group for {rendezvous.seconds:.0f} seconds: "
+        f"{exist}.",
+        ranks=missing,
+        evidence={
+            "seconds": rendezvous.seconds,
+            "world_size": rendezvous.world_size,
+            "waiting": list(waiting),
+            "missing": list(missing),
+            "init_process_group_at": rendezvous.where,
+        },
+        cause=f"{name_ranks(missing)} never joined the process group of {rendezvous.world_size} ranks",
+        fix="Start as many processes as WORLD_SIZE says, each with a rank of its own, and look at the output of "
+        "those that have ended. Nothing before init_process_group may wait for another rank.",
+    )
 
 
 def _opening(hang: Hang, gave_up: bool) -> str:

@@ -7,6 +7,7 @@ seen in: -
 ranks: 3
 expect: DDP218
 cause: does not depend on the parameters
+step: none
 outliers: 2
 """
 

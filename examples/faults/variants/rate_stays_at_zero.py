@@ -5,6 +5,7 @@ seen in: -
 ranks: 2
 expect: DDP215
 cause: the learning rate is zero at every step
+step: none
 outliers: 0 1
 """
 

@@ -409,6 +409,11 @@ def test_means_may_be_weighted_by_their_counts(
     assert finding.evidence["loss_weighted_by_count"] is weighted
 
 
+def test_sums_with_one_factor_weigh_all_samples_alike(run: DataRun) -> None:
+    finding = form(run.forwards([{"rows": (8, 4)}] * 6), (0.1, 0.1), "sum").quiet()[0]
+    assert finding.evidence["loss_weighted_by_count"] is True
+
+
 def test_an_uneven_last_batch_is_not_weighted(run: DataRun) -> None:
     form(run.forwards([*[{"rows": (8, 8)}] * 5, {"rows": (8, 2)}]), (1.0, 1.0))
     assert run.one("DDP305").severity is Severity.WARNING
@@ -427,6 +432,8 @@ def test_batches_that_come_later_on_another_rank(run: DataRun) -> None:
         # Too few, or each time another number of forwards later.
         [{"digest": (f"{n}", f"{n - 1}")} for n in range(4)],
         [{"digest": (f"{n}", f"{n - 1 - n % 3}" if n > 3 else f"a{n}")} for n in range(9)],
+        # Batches that ranks exchange after every second step.
+        [{"digest": (f"{n}", f"{n - 1}" if n % 2 else f"a{n}")} for n in range(16)],
         # Batches with few values are equal by chance.
         [{"digest": (f"{n}", f"{n - 1}"), "variety": (2, 2)} for n in range(9)],
     ],

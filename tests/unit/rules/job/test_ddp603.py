@@ -305,3 +305,27 @@ def test_a_backward_around_the_wrapper_on_one_rank(job: Hung) -> None:
     finding = job.with_stack(1, BARRIER, step=4, loops=[EPOCHS]).hang()
     assert (finding.ranks, finding.step) == ((1,), 4)
     assert "(wrapper bypassed)" in finding.cause
+
+
+@pytest.mark.parametrize("processes", [[], [4711]])
+def test_ranks_that_never_joined(tmp_path: Path, processes: list[int]) -> None:
+    build = RunBuilder(tmp_path, 3)
+    build.records.clear()
+    build.notes.append(
+        {
+            "kind": "rendezvous",
+            "time": 1.0,
+            "seconds": 7.0,
+            "world_size": 3,
+            "waiting": [0, 1],
+            "missing": [2],
+            "processes": processes,
+            "where": "/home/me/train.py:9",
+            "stopped": not processes,
+        }
+    )
+    (finding,) = build.findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP603", "error", (2,))
+    assert "rank 2 never joined" in finding.cause
+    assert ("4711" in finding.message) is bool(processes)
+    assert finding.evidence["waiting"] == [0, 1]
