@@ -202,9 +202,9 @@ class DeviceApi:
     def graph_classes(self) -> list[type]:
         """The classes whose `capture_end` and `replay` a job calls; empty where the device has no graphs."""
         names = [name for name in dir(self._module) if name.endswith("Graph") and name[0] != "_"]
-        found = [getattr(self._module, name) for name in names]
-        found.append(getattr(_accelerator(), "Graph", None))
-        return [each for each in found if isinstance(each, type) and hasattr(each, "replay")]
+        candidates = [getattr(self._module, name) for name in names]
+        candidates.append(getattr(_accelerator(), "Graph", None))
+        return [each for each in candidates if isinstance(each, type) and hasattr(each, "replay")]
 
 
 class _GenericStream:
@@ -356,8 +356,8 @@ def memory_of_process() -> DeviceMemory:
 
 def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:
     """The default generators of devices that the job uses."""
-    found = [api.generator(device) for device in devices if (api := api_of(device)) is not None]
-    return [generator for generator in found if generator is not None]
+    candidates = [api.generator(device) for device in devices if (api := api_of(device)) is not None]
+    return [generator for generator in candidates if generator is not None]
 
 
 def math_settings() -> list[bool]:

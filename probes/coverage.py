@@ -48,11 +48,11 @@ class CoverageEntry:
 
     def counts(self, compared_later: set[int]) -> dict[str, int]:
         """Parameters that were stepped first and wrapped afterwards are compared after wrapping."""
-        found = {
+        counts = {
             reason.value: len(ids - compared_later if reason is NotCompared.NO_MODULE else ids)
             for reason, ids in self.not_compared.items()
         }
-        return {reason: count for reason, count in found.items() if count}
+        return {reason: count for reason, count in counts.items() if count}
 
 
 @dataclass

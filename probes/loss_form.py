@@ -131,13 +131,13 @@ def _scaled(node: Any) -> Any:
 
 def loss_terms(node: Any) -> list[LossTerm]:
     """The terms of which the root is the sum. Empty: it is not known how they are computed."""
-    found: list[LossTerm] = []
+    terms: list[LossTerm] = []
     pending: list[tuple[Any, float | None]] = [(node, 1.0)]
     nodes = 0
     while pending:
         current, factor = pending.pop()
         nodes += 1
-        if current is None or nodes > _MOST_NODES or len(found) >= _MOST_TERMS:
+        if current is None or nodes > _MOST_NODES or len(terms) >= _MOST_TERMS:
             return []
         name = type(current).__name__.rstrip("0123456789").removesuffix("Backward")
         inner = [each for each, _ in current.next_functions if each is not None]
@@ -153,8 +153,8 @@ def loss_terms(node: Any) -> list[LossTerm]:
         elif name in (*_TRANSPARENT, "Neg") and len(inner) == 1:
             pending.append((inner[0], factor))
         else:
-            found.append(LossTerm(*_function(name, current), factor))
-    return found
+            terms.append(LossTerm(*_function(name, current), factor))
+    return terms
 
 
 def _function(name: str, node: Any) -> tuple[str, str]:

@@ -64,8 +64,8 @@ class PendingGradientsProbe(Probe):
                 self._note(optimizer, tracked, shards)
 
     def before_exit(self) -> None:
-        for found in self._found.values():
-            self._write(found)
+        for pending in self._found.values():
+            self._write(pending)
 
     def _note(self, optimizer: TrackedOptimizer, tracked: TrackedModule, shards: list[Any]) -> None:
         missing = frozenset(id(each) for each in shards if each.grad is None)
@@ -83,12 +83,12 @@ class PendingGradientsProbe(Probe):
         if known.steps & (known.steps - 1) == 0:
             self._write(known)
 
-    def _write(self, found: PendingGradients) -> None:
-        record = found.record
-        if record is not None and record.steps != found.steps:
-            values = {**vars(record), "steps": found.steps}
-            found.record = PendingGradientsRecord(**values)
-            self.context.write(found.record)
+    def _write(self, pending: PendingGradients) -> None:
+        record = pending.record
+        if record is not None and record.steps != pending.steps:
+            values = {**vars(record), "steps": pending.steps}
+            pending.record = PendingGradientsRecord(**values)
+            self.context.write(pending.record)
 
     def _search(
         self, optimizer: TrackedOptimizer, tracked: TrackedModule, shards: list[Any], missing: frozenset[int]

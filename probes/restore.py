@@ -243,14 +243,14 @@ class RestoreProbe(Probe):
 
         def finish(held: list[torch.Tensor | None]) -> None:
             contents = FileValues(files)
-            found, fresh = 0, []
+            matched, fresh = 0, []
             for label, values, is_known in zip(labels, held, known, strict=True):
                 if is_known or (values is not None and contents.hold(values)):
-                    found += 1
+                    matched += 1
                 elif is_distinctive(values):
                     fresh.append(label)
             self.context.write(
-                replace(record, found=found, fresh=len(fresh), fresh_examples=fresh[:MOST_EXAMPLES])
+                replace(record, found=matched, fresh=len(fresh), fresh_examples=fresh[:MOST_EXAMPLES])
             )
 
         self._add(PendingComparison(sample_values(parameters), files, finish))

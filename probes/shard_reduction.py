@@ -184,14 +184,14 @@ class ShardReductionProbe(Probe):
             return
         shards = [parameter.shard_gradient() for _, parameter in complete]
         after = self._scan("after", None, shards)
-        found = []
+        entries = []
         for row, (entry, _) in enumerate(complete):
             # Without a gradient, something has taken it away already.
             if shards[row] is not None:
                 entry.after = SketchedRows(after, row)
-                found.append(entry)
-        if found:
-            self._pending.append(found)
+                entries.append(entry)
+        if entries:
+            self._pending.append(entries)
             self._steps_of_pending.append(self._step)
         self._drain()
 
@@ -201,29 +201,29 @@ class ShardReductionProbe(Probe):
     def _drain(self, wait: bool = False) -> None:
         """Hand on what has arrived from a device; never waits in the training loop."""
         while self._pending and (wait or _ready(self._pending[0])):
-            found, step = self._pending.popleft(), self._steps_of_pending.popleft()
-            for scan in _scans(found):
+            entries, step = self._pending.popleft(), self._steps_of_pending.popleft()
+            for scan in _scans(entries):
                 # Complete from here on: only the writer's thread reads it.
                 scan.numbers()
-            self.context.write_later(lambda found=found, step=step: _record(found, step))  # type: ignore[misc]
+            self.context.write_later(lambda entries=entries, step=step: _record(entries, step))  # type: ignore[misc]
 
 
-def _scans(found: Sequence[ReducedGradient]) -> set[Scan]:
-    parts = [part for entry in found for part in (*entry.local, entry.before, entry.after)]
+def _scans(entries: Sequence[ReducedGradient]) -> set[Scan]:
+    parts = [part for entry in entries for part in (*entry.local, entry.before, entry.after)]
     return {part.scan for part in parts if part is not None}
 
 
-def _ready(found: Sequence[ReducedGradient]) -> bool:
-    return all(scan.ready() for scan in _scans(found))
+def _ready(entries: Sequence[ReducedGradient]) -> bool:
+    return all(scan.ready() for scan in _scans(entries))
 
 
-def _record(found: Sequence[ReducedGradient], step: int) -> ShardReductionRecord:
-    before = [entry for entry in found if entry.before is not None]
+def _record(entries: Sequence[ReducedGradient], step: int) -> ShardReductionRecord:
+    before = [entry for entry in entries if entry.before is not None]
     return ShardReductionRecord(
         step=step,
-        indices=[entry.index for entry in found],
-        local=_text([_sum(entry.local) for entry in found]),
-        reduced=_text([_shard(entry.after) for entry in found]),
+        indices=[entry.index for entry in entries],
+        local=_text([_sum(entry.local) for entry in entries]),
+        reduced=_text([_shard(entry.after) for entry in entries]),
         kept=[entry.index for entry in before],
         before=_text([_shard(entry.before) for entry in before]),
     )

@@ -148,9 +148,9 @@ def layouts_of_fsdp1(wanted: set[int]) -> dict[int, ShardLayout]:
             continue
         flat = handle.flat_param
         held = [flat, *(torch_compat.read(torch_compat.FLAT_ORIGINALS, flat) or ())]
-        found = wanted.intersection(map(id, held))
-        if found:
-            layouts.update(zip(found, repeat(_layout_of_fsdp1(module))))
+        present = wanted.intersection(map(id, held))
+        if present:
+            layouts.update(zip(present, repeat(_layout_of_fsdp1(module))))
     return layouts
 
 
@@ -208,8 +208,8 @@ class ShardedParameters(TrackedModule):
         return super().parameter_tensors()
 
     def tensors(self, slots: list[Slot]) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = [slot.holder[slot.key] for slot in slots]
-        return list(map(_local, found)) if self.distributed else found
+        present: list[torch.Tensor] = [slot.holder[slot.key] for slot in slots]
+        return list(map(_local, present)) if self.distributed else present
 
     def parameter_tensors(self) -> list[torch.Tensor]:
         objects = self.stepped_objects()

@@ -200,10 +200,10 @@ def find_originals(
         return None
     name = type(optimizer).__name__
     tensors = [tensor for originals, _ in chosen for tensor in originals]
-    found = find_slots([(f"{name}.{number}", each) for number, each in enumerate(tensors)])
-    if len(found.slots) != len(tensors) or found.inside_fsdp:
+    by_identity = find_slots([(f"{name}.{number}", each) for number, each in enumerate(tensors)])
+    if len(by_identity.slots) != len(tensors) or by_identity.inside_fsdp:
         return None
-    return CopiedParameters(found.slots, found.modules, chosen[0][1])
+    return CopiedParameters(by_identity.slots, by_identity.modules, chosen[0][1])
 
 
 def _roots(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -241,17 +241,17 @@ def _holders_of(wanted: set[int]) -> dict[int, _Held]:
         holding += [
             (id(tensor), module, holder, key) for key, tensor in holder.items() if id(tensor) in wanted
         ]
-    found: dict[int, _Held] = {}
+    by_identity: dict[int, _Held] = {}
     wrappers = _fsdp_wrappers()
     for identity, module, holder, key in holding:
         path, chain = _path(module, parents)
         sharded, managed = any(map(_shards, chain)), any(isinstance(each, wrappers) for each in chain)
         held = _Held(f"{path}.{key}", module, holder, key, sharded, managed)
-        known = found.get(identity)
+        known = by_identity.get(identity)
         # The same choice on every rank, whatever the order of the objects.
         if known is None or (held.sharded, held.name) > (known.sharded, known.name):
-            found[identity] = held
-    return found
+            by_identity[identity] = held
+    return by_identity
 
 
 def parameter_paths(wanted: set[int]) -> dict[int, str]:
@@ -276,8 +276,8 @@ def live_modules() -> list[torch.nn.Module]:
 def _fsdp_wrappers() -> tuple[type, ...]:
     """The classes of modules that FSDP1 and FSDP2 manage, as far as the program has imported them."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    found = [getattr(fsdp, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
-    return tuple(cls for cls in found if isinstance(cls, type))
+    by_identity = [getattr(fsdp, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
+    return tuple(cls for cls in by_identity if isinstance(cls, type))
 
 
 def _path(

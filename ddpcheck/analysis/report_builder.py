@@ -225,11 +225,11 @@ def _as_note(finding: Finding, ignored: Mapping[str, str]) -> Finding:
 
 def _not_judged(context: RuleContext, findings: tuple[Finding, ...]) -> dict[str, str]:
     """By code, why the last attempt was not judged; an error there is an error of `find` too, which is reported."""
-    found = {finding.code for finding in findings}
+    codes = {finding.code for finding in findings}
     reasons: dict[str, str] = {}
     for rule in in_report_order():
         with contextlib.suppress(Exception):
-            reason = "" if rule.code in found else rule.withheld(context)
+            reason = "" if rule.code in codes else rule.withheld(context)
             if reason:
                 reasons[rule.code] = reason
     return reasons

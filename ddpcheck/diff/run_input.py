@@ -45,7 +45,7 @@ class RunInput:
 
     def algorithms(self) -> set[str]:
         """The digest algorithms of the modules. Runs without device records have those of the headers."""
-        found: set[str] = set()
+        algorithms: set[str] = set()
         for rank, header in self.headers.items():
             on_devices: set[str] = set()
             for record in self.records(rank):
@@ -54,8 +54,8 @@ class RunInput:
                 elif isinstance(record, DigestRecord) and record.step >= 0:
                     # Devices are described when a module is wrapped, before its first step.
                     break
-            found |= on_devices or {header.algorithm}
-        return found
+            algorithms |= on_devices or {header.algorithm}
+        return algorithms
 
     def records(self, rank: int) -> Iterator[Record]:
         """All records; the file is read in chunks."""

@@ -85,7 +85,7 @@ class RendezvousWatch:
 
     def _waiting(self) -> dict[tuple[int, int], Joining]:
         """By process id and start time, the processes of this host that wait and still exist."""
-        found = {}
+        by_process = {}
         for path in self._folder.glob(JOINING_FILES):
             try:
                 match json.loads(path.read_text(encoding="utf-8")):
@@ -99,10 +99,10 @@ class RendezvousWatch:
                     }:
                         process = read_process(pid)
                         if process is not None and not process.is_gone:
-                            found[pid, process.started] = Joining(rank, size, pid, where, one_host)
+                            by_process[pid, process.started] = Joining(rank, size, pid, where, one_host)
             except (OSError, ValueError):
                 continue
-        return found
+        return by_process
 
 
 def possible_ranks(waiting: set[int]) -> list[int]:

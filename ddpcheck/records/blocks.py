@@ -290,15 +290,15 @@ _Encoded = tuple[Any, ...]
 
 def _encoded(values: list[Any], text: TextEncoding | None) -> _Encoded:
     kinds = set(map(type, values))
-    found = None
+    encoded = None
     if text is not None and kinds == {str}:
-        found = _encoded_text(values, text)
+        encoded = _encoded_text(values, text)
     elif kinds == {int}:
-        found = _encoded_integers(values)
+        encoded = _encoded_integers(values)
     elif kinds == {float}:
-        found = _encoded_floats(values)
-    if found is not None:
-        return found
+        encoded = _encoded_floats(values)
+    if encoded is not None:
+        return encoded
     return Encoding.JSON, None, json.dumps(values, separators=(",", ":")).encode()
 
 
@@ -327,9 +327,9 @@ def _encoded_floats(values: list[float]) -> _Encoded:
             numbers = [round(value * scale) for value in values]
             # Compared by their bits: -0.0 equals 0.0.
             if array("d", [number / scale for number in numbers]).tobytes() == exact.tobytes():
-                found = _encoded_differences(numbers)
-                if found is not None:
-                    return Encoding.DECIMAL, [*found[1], scale], found[2]
+                encoded = _encoded_differences(numbers)
+                if encoded is not None:
+                    return Encoding.DECIMAL, [*encoded[1], scale], encoded[2]
     return Encoding.DOUBLE, None, _little_endian(exact)
 
 
@@ -492,21 +492,21 @@ def _table_of(raw: Any, data: bytes, is_valid: FieldCheck) -> RecordTable | None
     constants = _known_defaults(kind) | {
         name: value for name, value in given.items() if name in _names_of(kind)
     }
-    found: dict[str, RecordColumn] = {}
+    decoded: dict[str, RecordColumn] = {}
     for name, encoding, argument, parts in columns:
         if name not in _names_of(kind):
             continue
         values = b"".join([_part(data, *part) for part in parts])
-        column = found[name] = RecordColumn(_ENCODINGS[encoding], argument, values, rows)
+        column = decoded[name] = RecordColumn(_ENCODINGS[encoding], argument, values, rows)
         constants.pop(name, None)
         if not _is_valid_column(column, kind, name, is_valid):
             raise BlockError(f"a column of the wrong type: {name}")
     for name, value in given.items():
         if name in constants and not is_valid(kind, name, value):
             raise BlockError(f"a value of the wrong type: {name}")
-    if _names_of(kind) - constants.keys() - found.keys():
+    if _names_of(kind) - constants.keys() - decoded.keys():
         raise BlockError("a missing column")
-    return RecordTable(cls, rows, constants, found)
+    return RecordTable(cls, rows, constants, decoded)
 
 
 @cache

@@ -104,8 +104,8 @@ class RecordFile:
 
     def all(self) -> Iterator[Record]:
         """All records of a rank that writes no more; the file is read in chunks."""
-        while found := self.read():
-            yield from found
+        while records := self.read():
+            yield from records
         yield from self.recent()
 
     def recent(self) -> list[Record]:

@@ -119,14 +119,14 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _sketch_difference(found: Sequence[float], tensor: torch.Tensor) -> list[str]:
+def _sketch_difference(numbers: Sequence[float], tensor: torch.Tensor) -> list[str]:
     value, squares, nonfinite = row_by_torch(tensor).tolist()
-    if found[2] != nonfinite:
-        return [f"{found[2]:.0f} instead of {nonfinite:.0f} non-finite values in {_name(tensor)}"]
+    if numbers[2] != nonfinite:
+        return [f"{numbers[2]:.0f} instead of {nonfinite:.0f} non-finite values in {_name(tensor)}"]
     if nonfinite:
         return []
     norm = math.sqrt(squares)
-    error = max(abs(found[0] - value), abs(found[1] - norm))
+    error = max(abs(numbers[0] - value), abs(numbers[1] - norm))
     return [f"sketch of {_name(tensor)}: off by {error / norm:.1e} norms"] if error > TOLERANCE * norm else []
 
 
@@ -209,8 +209,8 @@ def compiled_for_cpu() -> KernelResult:
         if fast.leaves()[row] != slow.leaves()[row]:
             result.differences.append(f"digest of {_name(tensor)}")
         if floating[row]:
-            found = fast.numbers()[NUMBERS * row : NUMBERS * (row + 1)].tolist()
-            result.differences += _sketch_difference(found, tensor)
+            available = fast.numbers()[NUMBERS * row : NUMBERS * (row + 1)].tolist()
+            result.differences += _sketch_difference(available, tensor)
     result.seconds = round(time.perf_counter() - began, 3)
     return result
 
@@ -236,9 +236,9 @@ def devices() -> list[torch.device]:
 
 def environment() -> dict[str, Any]:
     """Versions and devices, for the page."""
-    found = devices()
+    available = devices()
     names = []
-    for device in found:
+    for device in available:
         torch.empty(1, device=device)  # torch reports properties of a device that is initialised
         api = device_api.api_of(device)
         names.append(api.identity(device).name if api is not None else str(device))
@@ -249,7 +249,7 @@ def environment() -> dict[str, Any]:
         "rocm": torch.version.hip or "",
         "nccl": device_api.nccl_version(),
         "triton": _triton_version(),
-        "device_type": found[0].type if found else "cpu",
+        "device_type": available[0].type if available else "cpu",
         "devices": names,
         "threads": torch.get_num_threads(),
     }
@@ -264,9 +264,9 @@ def _triton_version() -> str:
 
 
 def main() -> int:
-    found = devices()
-    if found:
-        results = [on_device(device) for device in found]
+    available = devices()
+    if available:
+        results = [on_device(device) for device in available]
         results.append(compiled_for_cpu())
     else:
         results = [compiled_for_cpu(), in_interpreter()]

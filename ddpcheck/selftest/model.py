@@ -82,18 +82,18 @@ class SelftestReport:
     @property
     def disagreements(self) -> list[str]:
         """What does not agree, as sentences; empty if everything does."""
-        found = list(self.errors)
+        problems = list(self.errors)
         for kernel in self.kernels:
             if kernel["differences"]:
-                found.append(f"The {kernel['name']} on {kernel['device']} differs from the reference.")
+                problems.append(f"The {kernel['name']} on {kernel['device']} differs from the reference.")
             # On the CPU, what is missing is replaced by operators of torch at a small cost.
             if kernel["missing"] and kernel["device"] != "cpu":
-                found.append(f"No kernel on {kernel['device']}: {kernel['missing']}")
+                problems.append(f"No kernel on {kernel['device']}: {kernel['missing']}")
         weights = self.weights
         if weights is not None and weights.error:
-            found.append(f"The job did not run: {weights.error}")
+            problems.append(f"The job did not run: {weights.error}")
         elif weights is not None and weights.differing:
-            found.append(
+            problems.append(
                 "The final weights differ with and without ddpcheck."
                 if weights.plain_repeats
                 else "The final weights differ, but they also differ between two runs without ddpcheck: this machine "
@@ -101,8 +101,8 @@ class SelftestReport:
             )
         errors = [each for each in self.findings if each.startswith(("error", "warning"))]
         if errors:
-            found.append(f"ddpcheck reported on a healthy job: {'; '.join(errors)}")
-        return found
+            problems.append(f"ddpcheck reported on a healthy job: {'; '.join(errors)}")
+        return problems
 
     @property
     def status(self) -> int:

@@ -136,11 +136,11 @@ class _Job:
 
     def weights(self, ranks: int) -> dict[str, str]:
         """Digests by "rank N: name"."""
-        found = {}
+        weights = {}
         for rank in range(ranks):
             document = json.loads(self.wait_for(f"weights-{rank}.json").read_text())
-            found.update({f"rank {rank}: {name}": digest for name, digest in document["weights"].items()})
-        return found
+            weights.update({f"rank {rank}: {name}": digest for name, digest in document["weights"].items()})
+        return weights
 
     def last_line(self) -> str:
         return _last_line(self._log.read_text(errors="replace"))

@@ -69,30 +69,30 @@ class CheckpointFile:
         self.path = mask_text(path)
         self.where = user_callsite()
         self.key = file_key(path if plan is None else os.path.join(path, METADATA) if path else "")
-        self.holds = {found.kind for found in states}
+        self.holds = {entry.kind for entry in states}
         self.optimizers = [
-            OptimizerContents(found.state) for found in states if found.kind is StateKind.OPTIMIZER
+            OptimizerContents(entry.state) for entry in states if entry.kind is StateKind.OPTIMIZER
         ]
         # Parameters with a state in the distributed checkpoint, which was not asked for: nothing was loaded.
         self.not_requested = 0
         if plan is not None:
             self.not_requested = max(
                 (
-                    plan.optimizer_entries(found.path)
-                    for found in states
-                    if found.kind is StateKind.OPTIMIZER and not found.state["state"]
+                    plan.optimizer_entries(entry.path)
+                    for entry in states
+                    if entry.kind is StateKind.OPTIMIZER and not entry.state["state"]
                 ),
                 default=0,
             )
         self.tensors: list[StoredTensor] = []
         tensors: list[torch.Tensor] = []
-        for found in states:
-            if found.kind is StateKind.MODEL:
-                for name, tensor in named_tensors(found.state).items():
-                    stored = StoredTensor(self, found.path, len(tensors), name, tensor)
+        for entry in states:
+            if entry.kind is StateKind.MODEL:
+                for name, tensor in named_tensors(entry.state).items():
+                    stored = StoredTensor(self, entry.path, len(tensors), name, tensor)
                     if plan is not None:
                         # It was converted when it was copied into the tensor of the program.
-                        path_of_tensor = f"{found.path}.{name}" if found.path else name
+                        path_of_tensor = f"{entry.path}.{name}" if entry.path else name
                         stored.dtype = plan.dtype(path_of_tensor) or stored.dtype
                     self.tensors.append(stored)
                     tensors.append(tensor)
@@ -275,14 +275,14 @@ class CheckpointTracker:
         if self._off or self.on_saved is None:
             return
         path = path_of(args[0] if args else kwargs.get("f"))
-        kinds = {found.kind for found in find_states(thing)}
+        kinds = {entry.kind for entry in find_states(thing)}
         if path and kinds:
             self.on_saved(path, kinds)
 
     def _folder_saved(self, thing: Any, path: str) -> None:
         if self._off or self.on_saved is None:
             return
-        kinds = {found.kind for found in find_states(thing)} | kinds_of(thing)
+        kinds = {entry.kind for entry in find_states(thing)} | kinds_of(thing)
         if path and kinds:
             self.on_saved(os.path.join(path, METADATA), kinds)
 

@@ -70,21 +70,21 @@ def loops_around(frame: FrameType | None) -> list[list[Any]]:
 
     They show whether a rank is still in the loop in which another one trains.
     """
-    found: list[list[Any]] = []
+    loops: list[list[Any]] = []
     parsed: dict[str, list[ast.AST]] = {}
-    while frame is not None and len(found) < _MOST_LOOPS:
+    while frame is not None and len(loops) < _MOST_LOOPS:
         code, line = frame.f_code, frame.f_lineno or 0
         file = code.co_filename
         if not any(folder in file for folder in _LIBRARIES):
             if file not in parsed:
                 source = linecache.getlines(file, frame.f_globals)
                 parsed[file] = [node for node in _nodes(source) if isinstance(node, (*_LOOPS, *_FUNCTIONS))]
-            found += [
+            loops += [
                 [mask_text(file), code.co_name, node.lineno, node.end_lineno or node.lineno]
                 for node in _loops_at(parsed[file], code.co_firstlineno, line)
             ]
         frame = frame.f_back
-    return found[:_MOST_LOOPS]
+    return loops[:_MOST_LOOPS]
 
 
 def _loops_at(nodes: list[ast.AST], function_line: int, line: int) -> list[Any]:
@@ -158,16 +158,16 @@ def _loop_at(frame: FrameType) -> ast.While | None:
     # Most files contain no such loop and are not parsed.
     if not any(_POLL in text for text in source):
         return None
-    found: ast.While | None = None
+    loops: ast.While | None = None
     for node in _nodes(source):
         if isinstance(node, ast.While) and node.lineno <= line <= (node.end_lineno or 0):
-            found = node if found is None or node.lineno >= found.lineno else found
+            loops = node if loops is None or node.lineno >= loops.lineno else loops
     # Another loop of the same function may be the inner one.
-    inner = found is not None and any(
+    inner = loops is not None and any(
         isinstance(node, (ast.For, ast.AsyncFor)) and node.lineno <= line <= (node.end_lineno or 0)
-        for node in ast.walk(found)
+        for node in ast.walk(loops)
     )
-    return None if inner else found
+    return None if inner else loops
 
 
 def _nodes(source: list[str]) -> Iterator[ast.AST]:

@@ -137,11 +137,11 @@ def _number(status: Any, name: str) -> int | None:
 
 
 def _recorders() -> list[Callable[[bool, bool], bytes]]:
-    found = (
+    dumps = (
         torch_compat.lookup(name)
         for name in (torch_compat.FLIGHT_RECORDER, torch_compat.NCCL_FLIGHT_RECORDER)
     )
-    return [dump for dump in found if dump is not None]
+    return [dump for dump in dumps if dump is not None]
 
 
 def _groups() -> dict[Any, str]:

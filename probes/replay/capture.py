@@ -293,7 +293,7 @@ def search_graph(
     roots: Sequence[torch.Tensor], stops: set[Any], parameters: Mapping[int, int]
 ) -> GraphSearch | None:
     """`parameters`: indices by the id of the parameter. None: the graph is too large to search."""
-    found = GraphSearch(set(), set())
+    search = GraphSearch(set(), set())
     seen: set[Any] = set()
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     while stack:
@@ -304,11 +304,11 @@ def search_graph(
         if len(seen) > _MAX_NODES:
             return None
         if node in stops:
-            found.stops.add(node)
+            search.stops.add(node)
             continue
         # A node that accumulates a gradient.
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor) and id(variable) in parameters:
-            found.parameters.add(parameters[id(variable)])
+            search.parameters.add(parameters[id(variable)])
         stack.extend(following for following, _ in node.next_functions if following is not None)
-    return found
+    return search

@@ -112,8 +112,8 @@ def native_kernel(dtype: torch.dtype) -> NativeKernel | None:
 @cache
 def _path() -> str | None:
     # Earlier builds ended with the tag of an interpreter. The library does not use Python, so any tag works.
-    found = Path(__file__).parent.glob("_native*.so")
-    for path in sorted(found, key=lambda path: (path.name != "_native.so", path.name)):
+    paths = Path(__file__).parent.glob("_native*.so")
+    for path in sorted(paths, key=lambda path: (path.name != "_native.so", path.name)):
         try:
             ctypes.PyDLL(str(path))
         except OSError:

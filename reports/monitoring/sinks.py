@@ -33,10 +33,10 @@ class MetricSink(Protocol):
 def require(extra: str) -> None:
     """Fails before the job starts if the client is not installed."""
     module, called = _PACKAGES[extra]
-    found = False
+    installed = False
     with contextlib.suppress(ModuleNotFoundError):
-        found = find_spec(module) is not None
-    if not found:
+        installed = find_spec(module) is not None
+    if not installed:
         raise PackageMissing(f"{called} is not installed: install it with `pip install 'ddpcheck[{extra}]'`")
 
 
@@ -176,8 +176,8 @@ class MlflowSink:
 
         self._client: Any = MlflowClient()
         self._metric: Callable[..., Any] = TrackedMetric
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        known = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if known is None else known.experiment_id
         self._run = self._client.create_run(number, run_name=name, tags={"ddpcheck": "true"}).info.run_id
 
     def update(self, metrics: list[Metric], step: int) -> None:

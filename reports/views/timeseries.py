@@ -140,10 +140,10 @@ def finding_marks(report: Report) -> list[FindingMark]:
     return [
         FindingMark(
             step,
-            ", ".join(dict.fromkeys(finding.code for finding in found)),
-            max((finding.severity for finding in found), key=lambda severity: severity.weight),
+            ", ".join(dict.fromkeys(finding.code for finding in of_step)),
+            max((finding.severity for finding in of_step), key=lambda severity: severity.weight),
         )
-        for step, found in sorted(by_step.items())[:_MOST_MARKS]
+        for step, of_step in sorted(by_step.items())[:_MOST_MARKS]
     ]
 
 

@@ -124,9 +124,9 @@ class Stream:
 
     def texts(self, name: str) -> NDArray[np.uint8] | None:
         """By rank, row and byte; None where the lengths differ."""
-        found = [self.texts_of(index, name) for index in range(len(self.ranks))]
-        known = [each for each in found if each is not None]
-        if len(known) < len(found) or len({each.shape[1] for each in known}) != 1:
+        arrays = [self.texts_of(index, name) for index in range(len(self.ranks))]
+        known = [each for each in arrays if each is not None]
+        if len(known) < len(arrays) or len({each.shape[1] for each in known}) != 1:
             return None
         return np.stack(known)
 
@@ -196,38 +196,36 @@ class Stream:
 
 def _ranges(rows: Sequence[Rows], name: str) -> list[list[Any]] | None:
     """[first, difference, number of rows] of consecutive rows; None for columns without constant differences."""
-    found: list[list[Any]] = []
+    runs: list[list[Any]] = []
     for one in rows:
         column = one.table.columns.get(name)
         count = one.end - one.begin
         if column is None:
             first, difference = one.table.constants[name], 0
-            continues = bool(found) and found[-1][:2] == [first, 0]
+            continues = bool(runs) and runs[-1][:2] == [first, 0]
         elif column.encoding is Encoding.RANGE:
             first, difference = column.argument[0] + column.argument[1] * one.begin, column.argument[1]
             continues = (
-                bool(found)
-                and type(found[-1][0]) is int
-                and found[-1][0] + found[-1][1] * found[-1][2] == first
+                bool(runs) and type(runs[-1][0]) is int and runs[-1][0] + runs[-1][1] * runs[-1][2] == first
             )
-            continues = continues and found[-1][1] == difference
+            continues = continues and runs[-1][1] == difference
         else:
             return None
         if continues:
-            found[-1][2] += count
+            runs[-1][2] += count
         else:
-            found.append([first, difference, count])
-    return found
+            runs.append([first, difference, count])
+    return runs
 
 
 def _part(rows: Sequence[Rows], begin: int, end: int) -> list[Rows]:
-    found, position = [], 0
+    parts, position = [], 0
     for each in rows:
         first, last = max(begin - position, 0), min(end - position, each.end - each.begin)
         if first < last:
-            found.append(Rows(each.table, each.begin + first, each.begin + last))
+            parts.append(Rows(each.table, each.begin + first, each.begin + last))
         position += each.end - each.begin
-    return found
+    return parts
 
 
 def _slice(rows: Rows, name: str) -> NDArray[np.uint8] | None:

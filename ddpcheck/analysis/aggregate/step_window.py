@@ -353,7 +353,7 @@ def _joined_steps(parts: Sequence[tuple[Rows, NDArray[np.int64]]]) -> NDArray[np
 def _rows_between(
     queue: _RankQueue, first: int, end: int
 ) -> dict[_Key, list[tuple[Rows, NDArray[np.int64]]]]:
-    found: dict[_Key, list[tuple[Rows, NDArray[np.int64]]]] = {}
+    by_key: dict[_Key, list[tuple[Rows, NDArray[np.int64]]]] = {}
     for entry in queue.entries:
         if isinstance(entry, _Event):
             # Steps with an event are no part of a window.
@@ -363,8 +363,8 @@ def _rows_between(
         for key, (table, steps) in entry.tables.items():
             begin, stop = steps.searchsorted((max(first, entry.since), end))
             if begin < stop:
-                found.setdefault(key, []).append((Rows(table, int(begin), int(stop)), steps[begin:stop]))
-    return found
+                by_key.setdefault(key, []).append((Rows(table, int(begin), int(stop)), steps[begin:stop]))
+    return by_key
 
 
 def _steps_of(table: RecordTable) -> NDArray[np.int64]:

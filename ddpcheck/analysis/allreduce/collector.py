@@ -421,12 +421,12 @@ def _sketches(stream: Stream, name: str) -> list[bytes] | None:
 
 def _of_row(sketches: Sequence[bytes], ranks: Sequence[int], row: int, rows: int) -> dict[int, bytes]:
     """The sketches of one row, of the ranks that have any."""
-    found = {}
+    by_rank = {}
     for rank, data in zip(ranks, sketches, strict=True):
         if data:
             size = len(data) // rows
-            found[rank] = data[row * size : (row + 1) * size]
-    return found
+            by_rank[rank] = data[row * size : (row + 1) * size]
+    return by_rank
 
 
 def _reduced_nonfinite(records: Mapping[int, BackwardRecord]) -> dict[str, int]:

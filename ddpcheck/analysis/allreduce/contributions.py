@@ -141,9 +141,9 @@ class ContributionCheck:
         for window in WINDOWS:
             if window > len(steps):
                 return None
-            found = _find(steps[-window:], divisor, ranks)
-            if found is not None:
-                return found
+            contribution = _find(steps[-window:], divisor, ranks)
+            if contribution is not None:
+                return contribution
         return None
 
 
@@ -177,17 +177,17 @@ def _find(steps: Sequence[_Step], divisor: int, ranks: Sequence[int]) -> Contrib
                 hit &= numpy.abs(half_errors - sign) <= _HALF_TOLERANCE
             if not hit.any():
                 continue
-            found = numpy.flatnonzero(hit)
-            found = found[numpy.argsort(-numpy.abs(deviations[found]), kind="stable")][:_MOST_NAMED]
+            indices = numpy.flatnonzero(hit)
+            indices = indices[numpy.argsort(-numpy.abs(deviations[indices]), kind="stable")][:_MOST_NAMED]
             return Contribution(
-                ranks=tuple(sorted(ranks[int(index)] for index in found)) if named else (),
+                ranks=tuple(sorted(ranks[int(index)] for index in indices)) if named else (),
                 missing=missing,
                 first_step=steps[0].step,
                 last_step=steps[-1].step,
                 reductions=len(steps),
                 observations=total.count,
-                share=1.0 + float(errors[found[0]]),
-                deviations=abs(float(deviations[found[0]])),
+                share=1.0 + float(errors[indices[0]]),
+                deviations=abs(float(deviations[indices[0]])),
             )
     return None
 

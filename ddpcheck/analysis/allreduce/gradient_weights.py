@@ -61,11 +61,11 @@ class GradientWeights:
 
     def factors(self) -> dict[int, float]:
         """Ranks whose gradients all differ from those of the others by about the same factor, from the beginning on."""
-        found = {rank: factor for rank, rows in self._distances.items() if (factor := _common_factor(rows))}
+        factors = {rank: factor for rank, rows in self._distances.items() if (factor := _common_factor(rows))}
         # Of two ranks, each is the other's outlier. The larger one is named.
-        if len(self._distances) == 2 and found:
-            return {max(found, key=found.__getitem__): max(found.values())}
-        return found
+        if len(self._distances) == 2 and factors:
+            return {max(factors, key=factors.__getitem__): max(factors.values())}
+        return factors
 
 
 def _median(norms: Sequence[float | None]) -> float | None:

@@ -87,12 +87,12 @@ class AccumulationCollector(Collector):
             rank: min(until[rank], records[-1].step + 1) if records and records[-1].last else until[rank]
             for rank, records in by_rank.items()
         }
-        found = []
+        differing = []
         for difference in differences(changes, ends):
             old = [rank for rank, value in difference.values.items() if value != GradientStart.CLEARED.value]
             before = [each for rank in old for each in by_rank[rank] if each.step <= difference.first]
-            found.append((difference, before[-1]))
-        return found
+            differing.append((difference, before[-1]))
+        return differing
 
     def different_counts(
         self, module: ModuleKey, optimizer: int, until: Mapping[int, int]
@@ -131,11 +131,11 @@ def differences(
                 values.append((rank, value))
         differ = len({value for _, value in values}) > 1
         points.append((step, tuple(values) if differ else ()))
-    found = []
+    differing = []
     for values_of, run in groupby(points, key=lambda point: point[1]):
         members = list(run)
         if values_of:
             after = next((step for step, _ in points if step > members[-1][0]), None)
             last = None if after is None or after >= max(ends.values()) else after - 1
-            found.append(AccumulationDifference(members[0][0], last, dict(values_of)))
-    return found
+            differing.append(AccumulationDifference(members[0][0], last, dict(values_of)))
+    return differing

@@ -50,18 +50,20 @@ class LossFormCollector(Collector):
 
     def weights_per_sample(self, counts: Mapping[int, int]) -> dict[int, float]:
         """By rank, the weight of a sample in a loss of one mean or sum over `counts`; only of ranks that are known."""
-        found = {}
+        factors = {}
         for by_rank in self._forms.values():
             for rank, records in by_rank.items():
                 last = records[-1]
                 if rank in counts and not last.last and last.reductions in (["mean"], ["sum"]):
-                    found[rank] = last.factors[0] / (counts[rank] if last.reductions == ["mean"] else 1)
-        return found
+                    factors[rank] = last.factors[0] / (counts[rank] if last.reductions == ["mean"] else 1)
+        return factors
 
     def differences(self) -> list[LossDifference]:
         """The first one of each optimizer."""
-        found = (_first_difference(optimizer, by_rank) for optimizer, by_rank in sorted(self._forms.items()))
-        return [difference for difference in found if difference is not None]
+        differences = (
+            _first_difference(optimizer, by_rank) for optimizer, by_rank in sorted(self._forms.items())
+        )
+        return [difference for difference in differences if difference is not None]
 
 
 def _first_difference(optimizer: int, by_rank: Mapping[int, list[LossFormRecord]]) -> LossDifference | None:

@@ -51,7 +51,7 @@ class NeedlessSyncsCollector(Collector):
 
     def waits(self, ranks: Iterable[int], kind: HostWait) -> dict[int, list[WaitingSite]]:
         """By rank, the calls that wait in at least half of the steps; empty unless every rank was watched."""
-        found = {}
+        by_rank = {}
         for rank in ranks:
             record = self._waits.get(rank)
             if record is None or record.steps < LEAST_STEPS:
@@ -69,5 +69,5 @@ class NeedlessSyncsCollector(Collector):
             ]
             # Calls of one kind from several lines, in turns, are in every step too.
             in_loop = sum(site.share for site in sites) >= 0.5
-            found[rank] = sorted(sites, key=lambda site: -site.us) if in_loop else []
-        return found
+            by_rank[rank] = sorted(sites, key=lambda site: -site.us) if in_loop else []
+        return by_rank

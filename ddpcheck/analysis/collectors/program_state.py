@@ -112,8 +112,8 @@ class StateCollector(Collector):
         states.append(RankState(record.step, shared, record.where, record.every, record.last))
 
     def ranks(self, module: ModuleKey) -> Mapping[int, Sequence[RankState]]:
-        found = self._modules.get(module)
-        return {} if found is None else found.by_rank
+        differing = self._modules.get(module)
+        return {} if differing is None else differing.by_rank
 
     def differences(self, module: ModuleKey, until: Mapping[int, int]) -> list[StateDifference]:
         """The first difference of each kind. `until`: by rank, the number of its steps."""
@@ -122,11 +122,11 @@ class StateCollector(Collector):
         open_: dict[StateItem, StateDifference] = {}
         for step in steps:
             states = _at(by_rank, step, until)
-            found = _differing(states)
+            differing = _differing(states)
             for kind, known in open_.items():
-                if known.last is None and not (found.get(kind, {}).keys() & known.values.keys()):
+                if known.last is None and not (differing.get(kind, {}).keys() & known.values.keys()):
                     open_[kind] = _closed(known, step - 1)
-            for kind, values in found.items():
+            for kind, values in differing.items():
                 before = open_.get(kind)
                 # A passing difference may come from reading at different steps.
                 if before is None or (before.last is not None and not _lasts(before)):
@@ -145,19 +145,19 @@ def _at(
     by_rank: Mapping[int, Sequence[RankState]], step: int, until: Mapping[int, int]
 ) -> dict[int, RankState]:
     """The state of each rank at a step, without ranks that have ended before or whose states are not known."""
-    found = {}
+    differing = {}
     for rank, states in by_rank.items():
         before = [state for state in states if state.step <= step]
         if before and step < until[rank] and not (before[-1].last and before[-1].step < step):
-            found[rank] = before[-1]
-    return found
+            differing[rank] = before[-1]
+    return differing
 
 
 def _differing(states: Mapping[int, RankState]) -> dict[StateItem, dict[str, dict[int, Any]]]:
-    found: dict[StateItem, dict[str, dict[int, Any]]] = {}
+    differing: dict[StateItem, dict[str, dict[int, Any]]] = {}
     distinct = list({id(state.values): state.values for state in states.values()}.values())
     if len(distinct) < 2:
-        return found
+        return differing
     for key in dict.fromkeys(key for values in distinct for key in values):
         texts = {repr(resolve(values, key)) for values in distinct}
         if len(texts) > 1:
@@ -165,8 +165,8 @@ def _differing(states: Mapping[int, RankState]) -> dict[StateItem, dict[str, dic
             if None in by_rank.values() and kind_of(key) is not StateItem.AUTOCAST:
                 # Not there on some ranks, or not readable: other rules compare the structure of modules.
                 continue
-            found.setdefault(kind_of(key), {})[key] = by_rank
-    return found
+            differing.setdefault(kind_of(key), {})[key] = by_rank
+    return differing
 
 
 def _closed(difference: StateDifference, last: int) -> StateDifference:

@@ -103,8 +103,8 @@ class CostCollector(Collector):
 
     def intervals_at(self, step: int) -> _Intervals:
         """At every how many steps the AllReduce, applied gradients and parameters were checked then."""
-        found = [part.every for part in self._schedule() if part.first <= step < part.end]
-        return found[-1] if found else (1, 1, 1)
+        matching = [part.every for part in self._schedule() if part.first <= step < part.end]
+        return matching[-1] if matching else (1, 1, 1)
 
     def steps_beyond_digests(self, rank: int) -> int:
         """Steps of a rank whose parameters were not compared at every step at the end; 0: its digests show them."""
@@ -152,8 +152,10 @@ class CostCollector(Collector):
     def skips_allreduce(self, rank: int, step: int) -> bool:
         """Whether the budget of this rank left out the verification of the AllReduce at this step."""
         costs = self.ranks.get(rank)
-        found = [part for part in costs.parts if part.first <= step < part.end] if costs is not None else []
-        return bool(found) and step % found[-1].every[0] != 0
+        matching = (
+            [part for part in costs.parts if part.first <= step < part.end] if costs is not None else []
+        )
+        return bool(matching) and step % matching[-1].every[0] != 0
 
     def _schedule(self) -> list[_Part]:
         """The sparsest schedule of all ranks: each node has its own, and only what all ranks check is compared."""

@@ -77,18 +77,18 @@ class CollectiveConflict:
 
 def find_conflict(ranks: Mapping[int, Progress]) -> CollectiveConflict | None:
     """The most certain conflict over all process groups. `ranks`: every rank whose progress is known."""
-    found: list[CollectiveConflict] = []
+    conflicts: list[CollectiveConflict] = []
     for group in sorted({name for progress in ranks.values() for name in progress}):
         members = {rank: progress[group] for rank, progress in ranks.items() if group in progress}
         if len(members) > 1:
             for find in (_mismatch, _missing, _incomplete):
                 conflict = find(group, members)
                 if conflict is not None:
-                    found.append(conflict)
+                    conflicts.append(conflict)
                     break
     order = list(ConflictKind)
-    pending = [each for each in found if each.kind is not ConflictKind.MISMATCH]
-    certain = [each for each in found if each.kind is ConflictKind.MISMATCH]
+    pending = [each for each in conflicts if each.kind is not ConflictKind.MISMATCH]
+    certain = [each for each in conflicts if each.kind is ConflictKind.MISMATCH]
     return min(certain or pending, key=lambda each: order.index(each.kind), default=None)
 
 

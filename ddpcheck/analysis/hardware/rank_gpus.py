@@ -73,14 +73,14 @@ def match_ranks(attempt: Attempt, nodes: Iterable[NodeSamples]) -> None:
             if rank.header.host != node.host:
                 continue
             matches = [match_gpu(record, node.facts.gpus) for record in devices.get(number, ())]
-            found = {match.index: match for match in matches if match is not None}
+            matched = {match.index: match for match in matches if match is not None}
             row = node.statistics.ranks.get(str(number))
-            if found:
+            if matched:
                 if row is None:
                     row = node.statistics.ranks[str(number)] = node.statistics.empty_rank()
-                row["gpus"] = set(found)
-                row["gpus_by"] = next(iter(found.values())).by.value
-                slices = [(match.index, match.mig) for match in found.values() if match.mig is not None]
+                row["gpus"] = set(matched)
+                row["gpus_by"] = next(iter(matched.values())).by.value
+                slices = [(match.index, match.mig) for match in matched.values() if match.mig is not None]
                 row["mig"] = slices
                 if slices and not row["gpu_memory"]:
                     row["gpu_memory"] = sum(_slice_memory(node, *each) for each in slices)

@@ -36,15 +36,15 @@ class PendingGradientsCollector(Collector):
         self.latest[rank.number, module] = record
 
     def by_reason(self) -> list[PendingSteps]:
-        found: dict[str, list[tuple[int, PendingGradientsRecord]]] = {}
+        by_cause: dict[str, list[tuple[int, PendingGradientsRecord]]] = {}
         for (rank, _), record in sorted(self.latest.items()):
-            found.setdefault(record.reason, []).append((rank, record))
+            by_cause.setdefault(record.reason, []).append((rank, record))
         return [
             PendingSteps(
                 min((record for _, record in records), key=lambda record: (record.step, -record.steps)),
                 tuple(sorted({rank for rank, _ in records})),
             )
-            for records in found.values()
+            for records in by_cause.values()
         ]
 
 

@@ -55,12 +55,12 @@ def unreplicated(attempt: Attempt) -> list[ModuleKey]:
 
 def shard_optimizers(attempt: Attempt) -> dict[int, dict[int, str]]:
     """The optimizers that step shards: by number and rank, their classes."""
-    found: dict[int, dict[int, str]] = {}
+    settings: dict[int, dict[int, str]] = {}
     for number, rank in attempt.ranks.items():
         for (optimizer, module), record in rank.optimizers.items():
             if is_sharded(module):
-                found.setdefault(optimizer, {})[number] = record.name
-    return {optimizer: names for optimizer, names in found.items() if len(names) > 1}
+                settings.setdefault(optimizer, {})[number] = record.name
+    return {optimizer: names for optimizer, names in settings.items() if len(names) > 1}
 
 
 def settings_differences(attempt: Attempt) -> list[SettingsDifference]:
@@ -68,12 +68,12 @@ def settings_differences(attempt: Attempt) -> list[SettingsDifference]:
 
     The same step then belongs to different batches, and to different values of a schedule.
     """
-    found = [
+    settings = [
         _first_difference(optimizer, {rank: attempt.ranks[rank] for rank in names}, names, steps)
         for optimizer, names in sorted(shard_optimizers(attempt).items())
         if len(set(names.values())) == 1 and (steps := _common_steps(attempt, names))
     ]
-    return [difference for difference in found if difference is not None]
+    return [difference for difference in settings if difference is not None]
 
 
 def _common_steps(attempt: Attempt, ranks: Iterable[int]) -> int:
@@ -124,18 +124,18 @@ def described_differently(attempt: Attempt, module: ModuleKey) -> dict[str, dict
     if all(of_rank == first for of_rank in rows.values()):
         return {}
     names = sorted({name for of_rank in rows.values() for name in of_rank})
-    found = {
+    settings = {
         name: {number: of_rank.get(name, _MISSING) for number, of_rank in rows.items()} for name in names
     }
-    return {name: by_rank for name, by_rank in found.items() if len(set(by_rank.values())) > 1}
+    return {name: by_rank for name, by_rank in settings.items() if len(set(by_rank.values())) > 1}
 
 
 def shard_steps(attempt: Attempt) -> dict[tuple[str, str], dict[int, int]]:
     """Steps of the optimizers of parameters without replica, by class and line, and by rank."""
-    found: dict[tuple[str, str], dict[int, int]] = {}
+    settings: dict[tuple[str, str], dict[int, int]] = {}
     for number, entries in attempt.collector(StepCoverageCollector).entries.items():
         for entry in entries.values():
             if NotCompared.SHARDED.value in entry.not_compared:
-                of_rank = found.setdefault((entry.name, entry.where), {})
+                of_rank = settings.setdefault((entry.name, entry.where), {})
                 of_rank[number] = max(entry.steps, of_rank.get(number, 0))
-    return {key: steps for key, steps in found.items() if len(steps) > 1}
+    return {key: steps for key, steps in settings.items() if len(steps) > 1}

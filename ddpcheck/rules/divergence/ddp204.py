@@ -148,38 +148,43 @@ def _finding(context: RuleContext, module: ModuleKey, checks: MeanCheckStats, fi
 
 
 def _contribution_finding(
-    context: RuleContext, module: ModuleKey, checks: MeanCheckStats, found: Contribution
+    context: RuleContext, module: ModuleKey, checks: MeanCheckStats, contribution: Contribution
 ) -> Finding:
     """No single result exceeds the rounding bound, but the errors of several together follow a rank's gradients."""
     hooks = sorted(
         {hook for rank in context.attempt.of_module(module).values() for hook in rank.hooks(module)}
     )
     source = f"the communication hook {', '.join(hooks)}" if hooks else "the reduction itself"
-    named = name_ranks(found.ranks) if found.ranks else "one rank"
-    what = "are missing from" if found.missing else "are counted twice in"
+    named = name_ranks(contribution.ranks) if contribution.ranks else "one rank"
+    what = "are missing from" if contribution.missing else "are counted twice in"
     return context.finding(
         RULE,
-        f"From step {found.first_step} to step {found.last_step}, the gradients of {named} {what} the reduced "
-        f"gradients. Each single error is within the rounding bound of {len(module[0])} ranks. But together they have "
-        f"the pattern of these gradients, which rounding does not have: their share in the mean is {found.share:.2f} "
-        f"instead of 1 ({found.deviations:.0f} standard deviations)."
-        + ("" if found.ranks else " The gradients of the ranks are too similar to tell which rank it is."),
+        f"From step {contribution.first_step} to step {contribution.last_step}, the gradients of {named} {what} the "
+        f"reduced gradients. Each single error is within the rounding bound of {len(module[0])} ranks. But together "
+        "they have the pattern of these gradients, which rounding does not have: their share in the mean is "
+        f"{contribution.share:.2f} "
+        f"instead of 1 ({contribution.deviations:.0f} standard deviations)."
+        + (
+            ""
+            if contribution.ranks
+            else " The gradients of the ranks are too similar to tell which rank it is."
+        ),
         module=module,
-        step=found.first_step,
+        step=contribution.first_step,
         stage=Stage.REDUCED.value,
-        ranks=found.ranks or tuple(sorted(module[0])),
+        ranks=contribution.ranks or tuple(sorted(module[0])),
         evidence={
-            "share": found.share,
-            "deviations": found.deviations,
-            "steps": [found.first_step, found.last_step],
-            "backwards": {"checked": checks.checked, "evaluated": found.reductions},
-            "observations": found.observations,
+            "share": contribution.share,
+            "deviations": contribution.deviations,
+            "steps": [contribution.first_step, contribution.last_step],
+            "backwards": {"checked": checks.checked, "evaluated": contribution.reductions},
+            "observations": contribution.observations,
             "comm_hooks": hooks,
         },
-        cause=_contribution_cause(source, found, len(module[0])),
+        cause=_contribution_cause(source, contribution, len(module[0])),
         fix="Check the communication hook, the process group and the network of that rank: its gradients do not reach "
         "the others."
-        if found.missing
+        if contribution.missing
         else "Check the communication hook: it adds the gradients of that rank more than once.",
     )
 
@@ -249,7 +254,7 @@ def _cause(hooks: list[str], checks: MeanCheckStats, size: int) -> str:
     return source if checks.contribution is None else _contribution_cause(source, checks.contribution, size)
 
 
-def _contribution_cause(source: str, found: Contribution, size: int) -> str:
-    named = name_ranks(found.ranks) if found.ranks else "a rank"
-    enters = "does not enter" if found.missing else "enters twice"
+def _contribution_cause(source: str, contribution: Contribution, size: int) -> str:
+    named = name_ranks(contribution.ranks) if contribution.ranks else "a rank"
+    enters = "does not enter" if contribution.missing else "enters twice"
     return f"{source}: the gradient of {named} {enters} the mean of {size} ranks"

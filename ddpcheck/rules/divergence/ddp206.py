@@ -255,12 +255,12 @@ def find(context: RuleContext) -> list[Finding]:
 
 def _of_shards(context: RuleContext) -> list[Finding]:
     """Shards have no replica that could diverge, or the ranks that differ hold other shards."""
-    found = [_shard_settings(context, difference) for difference in settings_differences(context.attempt)]
+    findings = [_shard_settings(context, difference) for difference in settings_differences(context.attempt)]
     for module in unreplicated(context.attempt):
         differing = described_differently(context.attempt, module)
         if differing:
-            found.append(_described(context, module, differing))
-    return found
+            findings.append(_described(context, module, differing))
+    return findings
 
 
 def _shard_settings(context: RuleContext, difference: SettingsDifference) -> Finding:

@@ -60,7 +60,7 @@ _FIX_NO_ROOT = (
 
 
 def find(context: RuleContext) -> list[Finding]:
-    found = [
+    findings = [
         stepped_difference(context.attempt, module)
         for module in unwrapped_modules(context.attempt, ModuleRole.STEPPED)
     ]
@@ -68,7 +68,7 @@ def find(context: RuleContext) -> list[Finding]:
     ignored = [_ignored(context, module) for module in replicas if not is_unwrapped(module)]
     return [each for each in ignored if each is not None] + [
         _finding(context, difference)
-        for difference in found
+        for difference in findings
         # A job without DDP whose gradients agree: the general rules examine it like a wrapped module.
         if difference is not None and (difference.module not in replicas or difference.from_start)
     ]

@@ -31,8 +31,8 @@ _FIXES = {
 
 
 def find(context: RuleContext) -> list[Finding]:
-    found = context.attempt.collector(PendingGradientsCollector).by_reason()
-    return [_finding(context, steps) for steps in found]
+    pending = context.attempt.collector(PendingGradientsCollector).by_reason()
+    return [_finding(context, steps) for steps in pending]
 
 
 def _finding(context: RuleContext, pending: PendingSteps) -> Finding:

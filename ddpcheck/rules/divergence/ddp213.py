@@ -70,7 +70,7 @@ _KERNELS = {"deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark"
 
 
 def find(context: RuleContext) -> list[Finding]:
-    found: list[Finding] = []
+    differences: list[Finding] = []
     of_process: set[StateItem] = set()
     for module in context.modules():
         for difference in _differences(context, module):
@@ -84,8 +84,8 @@ def find(context: RuleContext) -> list[Finding]:
                 if difference.kind in of_process:
                     continue
                 of_process.add(difference.kind)
-            found.append(_finding(context, module, difference))
-    return found
+            differences.append(_finding(context, module, difference))
+    return differences
 
 
 def _differences(context: RuleContext, module: ModuleKey) -> list[StateDifference]:
@@ -95,7 +95,7 @@ def _differences(context: RuleContext, module: ModuleKey) -> list[StateDifferenc
         for number, rank in attempt.of_module(module).items()
         if not any(fault.probe in STATE_PROBES for fault in rank.faults)
     }
-    found = attempt.collector(StateCollector).differences(module, until)
+    differences = attempt.collector(StateCollector).differences(module, until)
     # DDP104 reports parameters that were unfrozen after wrapping.
     unfrozen = {
         record.parameter
@@ -105,7 +105,7 @@ def _differences(context: RuleContext, module: ModuleKey) -> list[StateDifferenc
     }
     return [
         difference
-        for difference in found
+        for difference in differences
         if difference.kind is not StateItem.FROZEN
         or not {key.rpartition(":")[0] for key in difference.values} <= unfrozen
     ]

@@ -50,12 +50,12 @@ def _starts(context: RuleContext, module: ModuleKey) -> list[Finding]:
         if _observed(rank)
     }
     # A rank that never steps the module, as with a sharded step, has nothing to clear.
-    found = attempt.collector(AccumulationCollector).different_starts(
+    differences = attempt.collector(AccumulationCollector).different_starts(
         module, {rank: steps for rank, steps in until.items() if steps}
     )
-    if not found:
+    if not differences:
         return []
-    difference, record = found[0]
+    difference, record = differences[0]
     old = [rank for rank, value in difference.values.items() if value != GradientStart.CLEARED.value]
     cause = f"old gradients on {name_ranks(old)}: zero_grad was skipped there"
     if difference.values[old[0]] == GradientStart.PARTLY_OLD.value:
@@ -73,7 +73,7 @@ def _starts(context: RuleContext, module: ModuleKey) -> list[Finding]:
             evidence={
                 "start": _by_value(difference),
                 "steps": [difference.first, difference.last],
-                "times": len(found),
+                "times": len(differences),
                 **({"backward_at": record.where} if record.where else {}),
             },
             cause=cause,
@@ -92,12 +92,12 @@ def _counts(context: RuleContext, module: ModuleKey) -> list[Finding]:
     if attempt.joined(module) or context.divergence(module).parameters is not None:
         return []
     for optimizer in collector.optimizers(module):
-        found = collector.different_counts(module, optimizer, until)
-        lasting = next((each for each in found if _lasts(each, until)), None)
+        differences = collector.different_counts(module, optimizer, until)
+        lasting = next((each for each in differences if _lasts(each, until)), None)
         if lasting is not None:
-            return [_different_counts(context, module, lasting, len(found))]
-        if found:
-            return [_different_counts(context, module, found[0], len(found), Severity.NOTE)]
+            return [_different_counts(context, module, lasting, len(differences))]
+        if differences:
+            return [_different_counts(context, module, differences[0], len(differences), Severity.NOTE)]
     return []
 
 

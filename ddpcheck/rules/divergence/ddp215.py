@@ -37,7 +37,7 @@ _MOST_LISTED = 20
 
 def find(context: RuleContext) -> list[Finding]:
     learning = context.attempt.collector(LearningCollector).modules
-    found = _nothing_changes(context, learning)
+    findings = _nothing_changes(context, learning)
     for module in context.modules():
         changes = learning.get(module)
         rank = context.attempt.ranks.get(module[0][0])
@@ -47,8 +47,8 @@ def find(context: RuleContext) -> list[Finding]:
         finding = finding or _rate_of_zero(context, module, rank, changes)
         finding = finding or _never_changed(context, module, rank, changes)
         if finding is not None:
-            found.append(finding)
-    return found
+            findings.append(finding)
+    return findings
 
 
 def _nothing_changes(context: RuleContext, learning: dict[ModuleKey, Changes]) -> list[Finding]:

@@ -60,10 +60,10 @@ def find(context: RuleContext) -> list[Finding]:
 
 
 def _loss_differences(context: RuleContext) -> list[LossDifference]:
-    found = context.attempt.collector(LossFormCollector).differences()
+    findings = context.attempt.collector(LossFormCollector).differences()
     return [
         difference
-        for difference in found
+        for difference in findings
         if len(set(difference.reductions.values())) > 1
         # A mean over fewer samples may have a smaller factor, so that all samples count alike.
         or not any(_counts_differ(context, module) for module in context.modules())

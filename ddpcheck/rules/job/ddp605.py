@@ -78,8 +78,8 @@ def _untested_versions(context: RuleContext) -> list[Finding]:
     """Versions with which ddpcheck was not tested, or is known to give wrong findings."""
     old: dict[str, list[int]] = {}
     for rank, data in sorted(context.attempt.ranks.items()):
-        found = _TORCH_VERSION.match(data.header.torch)
-        if found is not None and (int(found[1]), int(found[2])) < OLDEST_TORCH:
+        findings = _TORCH_VERSION.match(data.header.torch)
+        if findings is not None and (int(findings[1]), int(findings[2])) < OLDEST_TORCH:
             old.setdefault(f"torch {data.header.torch}", []).append(rank)
         if data.header.python.endswith("t"):
             old.setdefault(f"the free-threaded build of Python {data.header.python[:-1]}", []).append(rank)

@@ -26,15 +26,15 @@ _WARNING_US = 1000
 
 def find(context: RuleContext) -> list[Finding]:
     collector = context.attempt.collector(AccumulationCollector)
-    found = []
+    findings = []
     for module in context.modules():
         table = context.time_of(module)
         if table is None or is_unwrapped(module):
             continue
         times = max((_times(collector, module, each) for each in collector.optimizers(module)), default=1)
         if times > 1:
-            found += _judge(context, module, table, times)
-    return found
+            findings += _judge(context, module, table, times)
+    return findings
 
 
 def _times(collector: AccumulationCollector, module: ModuleKey, optimizer: int) -> int:

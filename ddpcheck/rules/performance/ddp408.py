@@ -23,7 +23,7 @@ WARNING_US = 1000
 
 def find(context: RuleContext) -> list[Finding]:
     collector = context.attempt.collector(NeedlessSyncsCollector)
-    found = []
+    findings = []
     for module in context.modules():
         by_rank = collector.of_all(module)
         if is_unwrapped(module) or not by_rank:
@@ -39,7 +39,7 @@ def find(context: RuleContext) -> list[Finding]:
         share = cost_us / table.step_us if table is not None and table.step_us else None
         severe = share is not None and share >= WARNING_SHARE and cost_us >= WARNING_US
         of_step = f", {share:.1%} of a step" if share is not None else ""
-        found.append(
+        findings.append(
             context.finding(
                 RULE,
                 f"{forwards} forwards in evaluation mode ran with gradients enabled and had no backward: before each, "
@@ -61,4 +61,4 @@ def find(context: RuleContext) -> list[Finding]:
                 "`model.module`.",
             )
         )
-    return found
+    return findings

@@ -28,19 +28,19 @@ LEAST_SHARE = 0.01
 
 def find(context: RuleContext) -> list[Finding]:
     collector = context.attempt.collector(NeedlessSyncsCollector)
-    found = []
+    findings = []
     for table in context.time:
         if not table.step_us:
             continue
         barriers = collector.waits(table.group, HostWait.BARRIER)
         if barriers and all(barriers.values()):
-            found.append(_barrier(context, table, barriers))
+            findings.append(_barrier(context, table, barriers))
         reads = {
             rank: sites for rank, sites in collector.waits(table.group, HostWait.DEVICE).items() if sites
         }
         if reads and _per_step(reads, most=True) >= LEAST_SHARE * table.step_us:
-            found.append(_device(context, table, reads))
-    return found
+            findings.append(_device(context, table, reads))
+    return findings
 
 
 def _barrier(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[WaitingSite]]) -> Finding:

@@ -34,11 +34,11 @@ _HOW = {
 
 
 def find(context: RuleContext) -> list[Finding]:
-    found = [
+    findings = [
         used_difference(context.attempt, module)
         for module in unwrapped_modules(context.attempt, ModuleRole.USED)
     ]
-    return [_finding(context, difference) for difference in found if difference is not None]
+    return [_finding(context, difference) for difference in findings if difference is not None]
 
 
 def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
