@@ -232,7 +232,7 @@ class ResumedDataProbe(Probe):
         }
         folder = Path(self.context.config.run_dir) / NOTES
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(folder / f"{key}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as out:
                 json.dump(note, out)
