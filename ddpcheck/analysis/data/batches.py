@@ -269,7 +269,7 @@ class ModuleBatches:
 
     def compare_window(self, stream: Stream) -> bool:
         """Compare forwards of a window in which all ranks had new and different batches; False if they had not."""
-        from numpy import array, concatenate, equal, sort, uint64, zeros
+        from numpy import array, concatenate, equal, uint64, zeros
 
         digests = stream.texts("digest")
         forwards, steps = stream.integers("forward"), _steps_of(stream, stream.integers("forward"))
@@ -287,13 +287,15 @@ class ModuleBatches:
         for distance in range(1, RECENT_BATCHES + 1):
             if equal(whole[:, RECENT_BATCHES:], whole[:, RECENT_BATCHES - distance : -distance]).any():
                 return False
-        ordered = sort(numbers, axis=0)
-        if equal(ordered[1:], ordered[:-1]).any():
+        # At the same forward or at another one: ranks may read one stream at different positions.
+        if _is_on_several_ranks(whole):
             return False
         self.forwards += rows
         self.batches.compared += rows
-        for index, each in enumerate(recent):
+        for index, (rank, each) in enumerate(zip(stream.ranks, recent, strict=True)):
             each.extend(digest.tobytes().hex() for digest in digests[index, -RECENT_BATCHES:])
+            at = self._at.setdefault(rank.number, deque(maxlen=RECENT_BATCHES))
+            at.extend(forwards[index, -RECENT_BATCHES:].tolist())
         for counts, name in ((self.rows, "rows"), (self.tokens, "tokens"), (self.attended, "attended")):
             counts.add_window(stream, name, steps[0].tolist(), forwards[0].tolist())
         return True
@@ -375,6 +377,16 @@ def _numbers_of(digests: Sequence[str], width: int) -> list[int]:
     """The last digests as integers, as many as are remembered; 0 means none."""
     known = [int.from_bytes(bytes.fromhex(text)[:8].ljust(8, b"\0"), sys.byteorder) for text in digests]
     return [0] * (RECENT_BATCHES - len(known)) + known
+
+
+def _is_on_several_ranks(numbers: Any) -> bool:
+    """Whether the rows of two ranks have a number in common. 0 means no digest."""
+    from numpy import arange, argsort, repeat
+
+    values, ranks = numbers.ravel(), repeat(arange(len(numbers)), numbers.shape[1])
+    order = argsort(values, kind="stable")
+    values, ranks = values[order], ranks[order]
+    return bool(((values[1:] == values[:-1]) & (values[1:] != 0) & (ranks[1:] != ranks[:-1])).any())
 
 
 def _steps_of(stream: Stream, forwards: Any) -> Any:

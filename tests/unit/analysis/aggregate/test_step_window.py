@@ -136,6 +136,17 @@ def skipped_forwards(builder: RunBuilder) -> RunBuilder:
     return builder.end()
 
 
+def later_on_another_rank(builder: RunBuilder) -> RunBuilder:
+    """Rank 3 has the batches of rank 2, two forwards later."""
+    builder.wrap().optimizer()
+    for step in range(40):
+        for rank in range(4):
+            number = f"{2:04x}{step - 2:08x}" if rank == 3 and step > 1 else f"{rank:04x}{step:08x}"
+            builder.add(rank, BatchRecord(step, 0, None, number, rows=4))
+        builder.step(step)
+    return builder.end()
+
+
 BUILDS: dict[str, Build] = {
     "sound": trained(),
     "one outlier": trained(outliers={2: ["body.bias"]}),
@@ -144,6 +155,7 @@ BUILDS: dict[str, Build] = {
     "another outlier": another_outlier,
     "a rank dies": one_rank_dies,
     "skipped forwards": skipped_forwards,
+    "later on another rank": later_on_another_rank,
 }
 
 
