@@ -52,6 +52,8 @@ SCRIPTS = (
     FAULTS / "variants" / "wrapped_on_one_rank.py",
     FAULTS / "variants" / "uneven_batches_without_join.py",
 )
+# Its ranks wait before there is a process group, so none of them reports.
+NEVER_JOINED = FAULTS / "variants" / "fewer_processes_than_ranks.py"
 MOST_SECONDS_AFTER_THE_TIMEOUT = 20.0
 # Jobs that hang use no CPU, so several commands run at the same time.
 AT_A_TIME = 3
@@ -77,7 +79,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         names = SLOW if name == SLOW_JOBS else (name,)
         return run_watched(prepared(JOBS / "hangs.py", *names), folder, options=OPTIONS)
 
-    scripts = {job.name: job for job in corpus_jobs()}
+    scripts = {job.name: job for job in [*corpus_jobs(), *jobs_of(read_header(NEVER_JOINED))]}
     order = [*scripts, *CASES, SLOW_JOBS, BY_TORCHRUN]
     started: dict[str, Future[Any]] = {}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -95,7 +97,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def test_every_script_of_the_corpus_that_hangs_is_run_here() -> None:
     headers = [read_header(path) for folder in (FAULTS, FAULTS / "variants") for path in folder.glob("*.py")]
     hanging = {header.name for header in headers if header.hangs}
-    assert hanging == {script.stem for script in SCRIPTS}
+    assert hanging == {script.stem for script in (*SCRIPTS, NEVER_JOINED)}
     # One is ended by the timeout of its process group: nothing shows before that it hangs.
     others = {header.name for header in headers if header.expect == "DDP603"} - hanging
     assert others == {"waits_for_a_file_of_rank_0"}
@@ -134,6 +136,15 @@ def test_a_script_that_hangs(result: Start, job: Job) -> None:
         waits_in = stack_of(finding, rank)["waits_in"]
         assert waits_in is not None
         assert (waits_in == "barrier") == (wait == "barrier")
+
+
+def test_ranks_that_wait_for_one_that_never_joins(result: Start) -> None:
+    [job] = jobs_of(read_header(NEVER_JOINED))
+    outcome = result(job.name)
+    assert judge(outcome).misses == ()
+    assert (outcome.status, outcome.reported) == (10, ())
+    [finding] = [f for f in outcome.findings if f["severity"] != "note"]
+    assert 3 <= finding["evidence"]["seconds"] <= 3 + MOST_SECONDS_AFTER_THE_TIMEOUT
 
 
 def hung(result: Start, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.collectors.accumulation import AccumulationCollector
 from ddpcheck.analysis.collectors.loss_form import LossDifference, LossFormCollector
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
@@ -45,7 +46,9 @@ def find(context: RuleContext) -> list[Finding]:
         if silent:
             silent_ranks.update(silent)
             findings.append(_of_silence(context, module, silent, stats.weights.backwards))
-        elif not differences and not _counts_differ(context, module):
+        elif (
+            not differences and not _counts_differ(context, module) and not _backwards_differ(context, module)
+        ):
             findings += [
                 finding
                 for rank, factor in stats.weights.factors().items()
@@ -65,14 +68,28 @@ def _loss_differences(context: RuleContext) -> list[LossDifference]:
         difference
         for difference in findings
         if len(set(difference.reductions.values())) > 1
-        # A mean over fewer samples may have a smaller factor, so that all samples count alike.
-        or not any(_counts_differ(context, module) for module in context.modules())
+        # A mean over fewer samples may have a smaller factor, so that all samples count alike, and so may the mean of
+        # more micro-batches (DDP214).
+        or not any(
+            _counts_differ(context, module) or _backwards_differ(context, module)
+            for module in context.modules()
+        )
     ]
 
 
 def _counts_differ(context: RuleContext, module: ModuleKey) -> bool:
     data = context.attempt.data.of(module)
     return any(counts.ratio > _EQUAL_COUNTS for counts in (data.rows, data.tokens, data.attended))
+
+
+def _backwards_differ(context: RuleContext, module: ModuleKey) -> bool:
+    """Whether ranks stepped after different numbers of backwards."""
+    attempt = context.attempt
+    collector = attempt.collector(AccumulationCollector)
+    until = {number: attempt.steps(number) for number in attempt.of_module(module)}
+    return any(
+        collector.different_counts(module, optimizer, until) for optimizer in collector.optimizers(module)
+    )
 
 
 def _of_loss(context: RuleContext, difference: LossDifference) -> Finding:
@@ -135,7 +152,10 @@ def _of_silence(context: RuleContext, module: ModuleKey, ranks: tuple[int, ...],
 def _of_factor(
     context: RuleContext, module: ModuleKey, rank: int, factor: float, backwards: int
 ) -> Finding | None:
-    """Statistics alone: reported only if the losses agree, or differ by the same factor."""
+    """Statistics alone: a note, because samples of another size look the same.
+
+    Reported only if the losses agree, or differ by the same factor.
+    """
     loss = _loss_factor(context, rank)
     if loss is None:
         return None
@@ -148,7 +168,10 @@ def _of_factor(
         "backwards": backwards,
     }
     if of_loss:
-        cause = f"the loss of rank {rank}, too, is about {loss:.2g} times that of others: a sum, a weight, or a divisor"
+        cause = (
+            f"the loss of rank {rank}, too, is about {loss:.2g} times that of others: a sum, a weight, a divisor, or "
+            "samples of another kind"
+        )
         more = ""
     else:
         cause = (
@@ -159,7 +182,7 @@ def _of_factor(
         RULE,
         f"The gradients of rank {rank} are about {factor:.2g} times as large as those of the others: of every "
         f"parameter, and from the first step on.{more}",
-        severity=Severity.WARNING if of_loss else Severity.NOTE,
+        severity=Severity.NOTE,
         module=module,
         step=0,
         stage=Stage.LOCAL.value,
