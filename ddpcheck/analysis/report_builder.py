@@ -243,10 +243,18 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
 def _faults_by_attempt(
     unattributed: list[FaultRecord], ranks: list[tuple[RankSummary, ...]]
 ) -> list[tuple[FaultRecord, ...]]:
-    """Faults of processes without a record file, each assigned to an attempt in which its rank is missing."""
+    """Faults that were recorded outside of a rank's file: before the process was known as a rank, or instead of it.
+
+    Each is assigned to the attempt in which the process is a rank, or in which its rank is missing.
+    """
+    by_pid = {row.pid: (number, row.rank) for number, rows in enumerate(ranks) for row in rows if row.pid}
     missing = [{row.rank for row in rows if row.status is RankStatus.MISSING} for rows in ranks]
     assigned: list[list[FaultRecord]] = [[] for _ in ranks]
     for fault in unattributed:
+        if fault.pid in by_pid:
+            number, rank = by_pid[fault.pid]
+            assigned[number].append(replace(fault, rank=rank))
+            continue
         number = next(
             (n for n, ranks_missing in enumerate(missing) if fault.rank in ranks_missing), len(ranks) - 1
         )

@@ -33,7 +33,7 @@ KNOWN = {
     "exit.close",
     "parameters.after_step",
     "optimizers.after_step",
-    "structure.before_forward",
+    "structure.wrapper_changed",
 }
 
 
@@ -61,10 +61,10 @@ def test_every_entry_point_may_fail(ddpcheck: RunWatched, unwatched: Run, tmp_pa
         jobs = results["jobs"]
         assert {entry for entry, result in jobs.items() if entry and not result["reached"]} == set()
         for number, (entry, result) in enumerate(jobs.items()):
-            if matches := _wrong(entry, result, expected, done, number):
-                wrong[entry] = result, matches
+            if problems := _wrong(entry, result, expected, done, number):
+                wrong[entry] = result, problems
         broken |= {*jobs} - {""}
-    assert wrong == {}
+    assert {entry: [str(each)[:700] for each in problems] for entry, (_, problems) in wrong.items()} == {}
     assert broken == set(parts[0][1]["entries"]) >= KNOWN
 
 
@@ -81,9 +81,12 @@ def _wrong(
     ]
     summary = [(f["code"], f["severity"], f["ranks"], f["evidence"].get("entry")) for f in matches]
     wrong: list[Any] = []
+    if entry == "sharded.of":
+        # How parameters are distributed remains unknown, so those of FSDP are not compared.
+        summary = [each for each in summary if each[:2] != ("DDP606", "error")]
     severity = "warning" if entry.partition(".")[0] in MAIN_CHECKS else "note"
     if summary != ([("DDP605", severity, [1], entry)] if entry else []):
-        wrong.append(matches)
+        wrong.append(summary)
     if result["ranks"] != expected:
         wrong.append("other bits")
     if result["exits"] != [0, 0] or result["late"]:

@@ -22,6 +22,7 @@ import forking
 import torch
 import variants
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -84,11 +85,18 @@ def everything(rank: int, world_size: int) -> list[Any]:
         agent.reach_workers_of_ray()
     if os.environ["BREAK"].partition(".")[0] in ("", "checkpoints"):
         checkpoint_formats(beside)
+    if os.environ["BREAK"] == "" or any(
+        word in os.environ["BREAK"] for word in ("shard", "pending_gradients")
+    ):
+        sharded_step(rank, world_size)
     if os.environ["BREAK"] in ("", "agent.compile"):
         # It imports the compiler, which takes seconds.
         torch.compile(nn.Identity(), backend="eager")
     # The same values in a parameter that DDP does not know: the set of parameters changed since wrapping.
     ddp.module[0].weight = nn.Parameter(ddp.module[0].weight.detach().clone())
+    ddp(batch)
+    # No backward follows, so the hook never reduces anything.
+    ddp.register_comm_hook(None, allreduce_hook)
     ddp(batch)
     if os.environ["BREAK"] == "exit.raised" and rank == BROKEN_RANK:
         # A forked process never calls this hook by itself. It calls the next hook, which prints.
@@ -97,6 +105,19 @@ def everything(rank: int, world_size: int) -> list[Any]:
         except ValueError:
             sys.excepthook(*sys.exc_info())
     return [ddp, optimizer, scaler.state_dict(), beside]
+
+
+def sharded_step(rank: int, world_size: int) -> None:
+    """One step of FSDP2 on replicas of shards. Importing it takes seconds."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicas", "shards"))
+    torch.manual_seed(5)
+    model: Any = fully_shard(nn.Linear(variants.WIDTH, 2), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.full((2, variants.WIDTH), 1.0 + rank)).square().mean().backward()
+    optimizer.step()
 
 
 def checkpoint_formats(module: nn.Module) -> None:

@@ -73,7 +73,7 @@ def members(module: ModuleKey) -> frozenset[int]:
 
 MOST_HYPER_CHANGES = 10_000
 # A rank writes no more digests after a fault in one of these.
-DIGEST_PROBES = ("agent", "parameters")
+DIGEST_PROBES = ("agent", "parameters", "sharded")
 # A rank writes no more gradient sketches after a fault in one of these.
 SKETCH_PROBES = ("agent", "backward", "gradients")
 

@@ -27,6 +27,19 @@ from ddpcheck.records.kinds.modules import (
 from tests.helpers.fake_context import FakeContext, Job
 
 
+@pytest.fixture(autouse=True)
+def only_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have left modules, which the search for models would find."""
+    search, others = unwrapped.live_modules, unwrapped.live_modules()
+
+    def new_modules() -> list[nn.Module]:
+        # `others` are alive, so no new module has one of their ids.
+        known = set(map(id, others))
+        return [each for each in search() if id(each) not in known]
+
+    monkeypatch.setattr(unwrapped, "live_modules", new_modules)
+
+
 class Margin(nn.Module):
     def __init__(self) -> None:
         super().__init__()
