@@ -60,10 +60,6 @@ class LossProbe(Probe):
         else:
             self._pending.append(StepLoss(optimizer.index, optimizer.steps, scalars, scale))
             self._drain()
-
-    def after_step(self, optimizer: TrackedOptimizer) -> None:
-        if self._pending:
-            self._drain()
         if len(self._rows) >= STEPS_PER_RECORD or perf_counter_ns() - self._written > NS_PER_RECORD:
             self._write()
 

@@ -108,6 +108,9 @@ class TrackedState:
 
     def __init__(self) -> None:
         self.table: ModuleTable | None = None
+        # Where the module is, for one revision of it.
+        self.revision = -1
+        self.device_type = "cpu"
         # By the values that are compared at every forward: programs that change between two modes are read once.
         self.readings: dict[tuple[Any, ...], Reading] = {}
         self.current: ModuleState | None = None
@@ -147,11 +150,16 @@ class ProgramStateProbe(Probe):
                 self.context.call(self, Probe.after_step)
         step = tracked.steps
         if step != state.step:
-            self._write(tracked.index, state)
+            # Nearly always the same object as in the step before.
+            if state.effective != state.written:
+                self._write(tracked.index, state)
             state.step, state.effective = step, []
         if step != state.due and (step < FIRST_STEPS or step % state.every == 0 or step & (step - 1) == 0):
             state.due = step
-        quick = _quick(tracked)
+        if state.revision != tracked.revision:
+            state.revision, state.device_type = tracked.revision, _device_type(tracked)
+        # What changes most often between two steps, and costs least to read.
+        quick = getattr(tracked.module(), "training", None), _autocast(state.device_type), tracked.revision
         reading = state.readings.get(quick)
         if reading is None or reading.due != state.due:
             reading = self._read(tracked, state, reading)
@@ -225,16 +233,9 @@ class ProgramStateProbe(Probe):
 
 def _count(state: TrackedState) -> None:
     """A backward follows the current forward."""
-    current = state.current
-    if current is not None and not any(each is current for each in state.effective):
-        state.effective.append(current)
-
-
-def _quick(tracked: TrackedModule) -> tuple[Any, ...]:
-    """What changes most often between two steps, and costs least to read."""
-    slots = tracked.parameters
-    device_type = "cpu" if not slots or slots[0].holder[slots[0].key].is_cpu else _device_type(tracked)
-    return getattr(tracked.module(), "training", None), _autocast(device_type), tracked.revision
+    current, effective = state.current, state.effective
+    if current is not None and not (effective and any(each is current for each in effective)):
+        effective.append(current)
 
 
 def _device_type(tracked: TrackedModule) -> str:

@@ -194,7 +194,8 @@ class Dispatcher:
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         # A buffer hook of the user may delay the work to the end of the backward, where it cannot be observed.
-        if hasattr(ddp, "buffer_hook"):
+        # Not `hasattr`: for a missing attribute, a module first makes the text of an error.
+        if "buffer_hook" in vars(ddp):
             return
         tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():
@@ -349,16 +350,27 @@ class Dispatcher:
             tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0
+    # The optimizer that was asked for last.
+    _latest_optimizer: weakref.ref[TrackedOptimizer] | None = None
     # Of the optimizer whose step began last.
     _latest_signature: tuple[int, ...] = ()
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The entry of the optimizer, updated if its parameters or those of a module have changed."""
-        modules = list(self._in_order)
+        modules = self._in_order
         self._latest_signature = now = signature(optimizer, modules)
+        # A dict of weak references takes a microsecond for each look-up.
+        latest = self._latest_optimizer() if self._latest_optimizer is not None else None
+        if latest is not None and latest.signature == now and latest.ref() is optimizer:
+            # The same object, which probes keep instead of comparing it.
+            self._latest_signature = latest.signature
+            return latest
         known = self._optimizers.get(optimizer)
         if known is not None and known.signature == now:
+            # Weak: it refers to parameters.
+            self._latest_optimizer = weakref.ref(known)
             return known
+        modules = list(modules)
         if known is None and self._unknown.get(optimizer) == now:
             return None
         groups = {tracked.index: groups_of(optimizer, tracked) for tracked in modules}

@@ -13,14 +13,14 @@ from ddpcheck import device_api, torch_compat
 from ddpcheck.agent import training_thread
 from ddpcheck.agent.rendezvous import RendezvousNote
 from ddpcheck.config import Config
-from ddpcheck.guard import GUARD
+from ddpcheck.guard import GUARD, EntryPoint
 from ddpcheck.injection import write_fault_line
 from ddpcheck.patches import (
     Patches,
     attempting,
     calling,
     constructing,
-    hide_from_compiler,
+    hidden_entry,
     leave_out_wrappers,
     skip_frame,
 )
@@ -37,6 +37,8 @@ class Agent:
         self._hooks: list[Any] = []
         self._sessions = 0
         self._dispatcher: Any = None
+        # Entry points that call a method of the current dispatcher.
+        self._dispatched: list[tuple[EntryPoint, Callable[..., None]]] = []
         self._ddp_init: Any = None
         self._training_patched = False
         self._searches_patched = False
@@ -109,6 +111,7 @@ class Agent:
         context = RankContext(self._config, self._sessions)
         self._sessions += 1
         self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
+        self._dispatch_to(self._dispatcher)
         self._hook_steps()
         self._patch_shard_reduction()
         if self._sessions == 1:
@@ -292,14 +295,16 @@ class Agent:
         self._patches.replace(owner, name, make, on_top=on_top)
 
     def _guarded(self, method: Callable[..., None]) -> Any:
-        """A guarded call of the current dispatcher's `method`; its result never reaches the caller."""
+        """A guarded call of the current dispatcher's `method`."""
+        name = method.__name__
+        entry = hidden_entry("agent", name, functools.partial(method, self._dispatcher))
+        self._dispatched.append((GUARD.entry_points[f"agent.{name}"], method))
+        return entry
 
-        def call(*args: Any, **kwargs: Any) -> None:
-            dispatcher = self._dispatcher
-            if dispatcher is not None:
-                method(dispatcher, *args, **kwargs)
-
-        return hide_from_compiler(GUARD.protect("agent", method.__name__, call, timed=True))
+    def _dispatch_to(self, dispatcher: Any) -> None:
+        """Entry points call methods of one dispatcher directly: a function in between would run ten times per step."""
+        for entry, method in self._dispatched:
+            entry.body = _ignore if dispatcher is None else functools.partial(method, dispatcher)
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
         """Called before a process group is destroyed. The session ends with the default group, not with a subgroup."""
@@ -362,6 +367,7 @@ class Agent:
         if self._dispatcher is not None:
             self._dispatcher.context.abandon()
             self._dispatcher = None
+            self._dispatch_to(None)
             STARTUP.end()
             CHECKPOINTS.switch_off()
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -374,6 +380,10 @@ def _quoted(text: str) -> str:
     from ddpcheck.privacy import mask_text
 
     return mask_text(text[:4000])[:500]
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """A forked child is not a rank."""
 
 
 reach_workers_of_ray = GUARD.protect("agent", "ray", training_thread.reach_workers_of_ray)

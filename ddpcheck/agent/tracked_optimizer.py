@@ -86,7 +86,7 @@ class TrackedOptimizer:
 def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
     """A value that changes whenever the set of parameters of the optimizer or of a module changes."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return (*sizes, -1, *(tracked.revision for tracked in modules))
+    return (*sizes, -1, *[tracked.revision for tracked in modules])
 
 
 def groups_of(optimizer: torch.optim.Optimizer, tracked: TrackedModule) -> list[list[int]]:
