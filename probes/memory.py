@@ -33,7 +33,7 @@ SECONDS_BETWEEN = 0.02
 STEPS_BETWEEN = 4
 # A job with more steps has enough measurements: of its fast steps, fewer are measured.
 MANY_STEPS = 256
-MANY_STEPS_BETWEEN = 16
+MANY_STEPS_BETWEEN = 64
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
 # six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})

@@ -52,7 +52,7 @@ def _schedules() -> list[Schedule]:
     return [
         *(Schedule(2**power) for power in range(9)),
         *(Schedule(256, 2**power) for power in range(1, 7)),
-        *(Schedule(256, 64, 2**power) for power in range(1, 5)),
+        *(Schedule(256, 64, 2**power) for power in range(1, 7)),
     ]
 
 

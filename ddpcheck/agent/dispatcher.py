@@ -15,7 +15,7 @@ from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.replicated import original_names
 from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader
 from ddpcheck.agent.sharded import ShardedTracker
-from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
+from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
     TrackedOptimizer,
     first_step,
@@ -163,9 +163,7 @@ class Dispatcher:
 
     def _refresh(self, tracked: TrackedModule) -> None:
         """Renew the list of tensors before any probe reads it."""
-        self._emit_changes(tracked, self._read_parameters(tracked))
-
-    def _emit_changes(self, tracked: TrackedModule, changes: list[ParamSetChange] | None) -> None:
+        changes = self._read_parameters(tracked)
         if changes is not None:
             self.context.emit(Probe.parameters_changed, tracked, changes)
 
@@ -176,7 +174,9 @@ class Dispatcher:
             if tracked.backward is not None:
                 tracked.backward.drain()
             # Before the forward is counted: earlier changes belong to earlier backwards.
-            self._emit_changes(tracked, self._read_at_forward(tracked))
+            changes = self._read_at_forward(tracked)
+            if changes is not None:
+                self.context.emit(Probe.parameters_changed, tracked, changes)
             if tracked.wrapper_changed:
                 self.context.emit(Probe.wrapper_changed, tracked)
             self.context.emit(Probe.before_forward, tracked)

@@ -103,7 +103,7 @@ def test_schedules_become_sparser_and_stay_nested() -> None:
         < SCHEDULES.index(Schedule(256, 64, 1))
         < SCHEDULES.index(SCHEDULES[-1])
     )
-    assert max(schedule.params for schedule in SCHEDULES) == 16
+    assert max(schedule.params for schedule in SCHEDULES) == 64
 
 
 def test_checks_within_the_budget_run_at_every_step(make_rank: MakeRank) -> None:
