@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[2]
 FAULTS, VARIANTS, HEALTHY = "examples/faults", "examples/faults/variants", "examples/healthy"
 # Large enough to import torch seldom, small enough to keep all cores busy.
 MOST_IN_A_BATCH = 12
+# Scripts with a mesh have up to four ranks.
+MOST_DEVICES = 4
 
 Report = Callable[[str], None]
 _T = TypeVar("_T")
@@ -156,7 +158,8 @@ def device_environment(device: str) -> dict[str, str]:
         return {}
     from tests.accelerator.autoload import environment
 
-    return environment(placed=True)
+    # Ranks of a mesh take the device of their local rank.
+    return environment(f"devices={MOST_DEVICES}", placed=True)
 
 
 def run_watched(

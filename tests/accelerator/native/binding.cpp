@@ -25,6 +25,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("unified", &Settings::unified);
   module.def("settings", &settings);
   module.def("configure", &configure, Released());
+  module.def("device_count", &device_count);
+  module.def("set_device_count", &set_device_count);
   module.def("exchange_owner", &exchange_owner);
   module.def("launches", &launches);
   module.def("stop", &stop, Released());
