@@ -58,6 +58,8 @@ def _place_modules() -> None:
     from tests.accelerator.device import BACKEND, TYPE
 
     torch.set_default_device(TYPE)
+    # A module that is moved keeps its parameters, as between a CPU and a GPU: an optimizer may hold them already.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     wrap: Any = DistributedDataParallel.__init__
     distributed: Any = torch.distributed
 
