@@ -183,7 +183,9 @@ def _module() -> ModuleType:
     module.memory_allocated = lambda device=None: native.memory(_index(device))[0]
     module.memory_reserved = lambda device=None: native.memory(_index(device))[1]
     module.max_memory_allocated = lambda device=None: native.memory(_index(device))[2]
-    module.default_generators = tuple(native.default_generator(index) for index in range(native.device_count()))
+    module.default_generators = tuple(
+        native.default_generator(index) for index in range(native.device_count())
+    )
     module.manual_seed_all = _manual_seed_all
     module.manual_seed = lambda seed: _generator(None).manual_seed(seed)
     module.get_rng_state = lambda device=None: _generator(device).get_state()

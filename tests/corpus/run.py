@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # started as a file
 
 from rich.console import Console
 
-from tests.corpus import document, table
+from tests.corpus import document, on_device, table
 from tests.corpus.header import Header, HeaderError, read_header
 from tests.corpus.jobs import Job, batches, end_all, jobs_of, run_batch
 from tests.corpus.plain import DETAIL, PlainResult, run_plainly
@@ -34,8 +34,6 @@ ROOT = Path(__file__).parents[2]
 FAULTS, VARIANTS, HEALTHY = "examples/faults", "examples/faults/variants", "examples/healthy"
 # Large enough to import torch seldom, small enough to keep all cores busy.
 MOST_IN_A_BATCH = 12
-# Scripts with a mesh have up to four ranks.
-MOST_DEVICES = 4
 
 Report = Callable[[str], None]
 _T = TypeVar("_T")
@@ -52,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeaderError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.device != "cpu":
+        headers = {folder: on_device.expected(scripts) for folder, scripts in headers.items()}
     if not any(headers.values()):
         print("no script matches", file=sys.stderr)
         return 2
@@ -158,8 +158,7 @@ def device_environment(device: str) -> dict[str, str]:
         return {}
     from tests.accelerator.autoload import environment
 
-    # Ranks of a mesh take the device of their local rank.
-    return environment(f"devices={MOST_DEVICES}", placed=True)
+    return environment(f"devices={on_device.DEVICES}", placed=True)
 
 
 def run_watched(
