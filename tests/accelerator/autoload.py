@@ -103,12 +103,24 @@ def _set_up_script(name: str) -> None:
     """What a script of the corpus needs on a device, beside its place."""
     import torch
 
+    from tests.accelerator.device import TYPE
     from tests.corpus import on_device
 
     if name in on_device.DETERMINISTIC:
         torch.use_deterministic_algorithms(True)
     if name in on_device.MOVED:
         torch.__future__.set_swap_module_params_on_conversion(True)
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        # They name the CPU, and FSDP does not move modules away from an accelerator.
+        sharded, shard = fsdp.FullyShardedDataParallel, fsdp.FullyShardedDataParallel.__init__
+
+        def shard_on_device(self: Any, *args: Any, **kwargs: Any) -> None:
+            if "device_id" in kwargs:
+                kwargs["device_id"] = torch.device(TYPE, 0)
+            shard(self, *args, **kwargs)
+
+        sharded.__init__ = shard_on_device
     if name in on_device.SINGLE_TENSOR:
         from torch.optim import optimizer
 

@@ -57,7 +57,12 @@ def test_faults_are_found_as_on_the_cpu() -> None:
 
 def test_differences_are_of_scripts_that_exist() -> None:
     headers = {header.name: header for header in _headers()}
-    for name in [*on_device.SINGLE_TENSOR, *on_device.DETERMINISTIC, *on_device.MOVED, *on_device.DIFFERENT]:
+    for name in [
+        *on_device.SINGLE_TENSOR,
+        *on_device.DETERMINISTIC,
+        *on_device.MOVED,
+        *on_device.DIFFERENT,
+    ]:
         assert name in headers
     for header in on_device.expected(headers.values()):
         # What a header expects on a device is not what it expects anyway.
