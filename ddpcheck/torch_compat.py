@@ -153,8 +153,12 @@ POST_ACCUMULATE_HOOKS = PrivateName(
     True,
 )
 FUNCTION_MODES = PrivateName(
-    "torch._C", "_len_torch_function_stack", "a default device is not recognised by the audit"
+    "torch._C", "_len_torch_function_stack", "function modes are not recognised by the audit"
 )
+_DEFAULT_DEVICE_CHECK = "modules under a default device are not audited"
+FUNCTION_MODE = PrivateName("torch._C", "_get_function_stack_at", _DEFAULT_DEVICE_CHECK)
+ENABLE_FUNCTION = PrivateName("torch._C", "_EnableTorchFunction", _DEFAULT_DEVICE_CHECK)
+DEFAULT_DEVICE = PrivateName("torch.utils._device", "DeviceContext", _DEFAULT_DEVICE_CHECK)
 NON_PERSISTENT = PrivateName(
     "torch.nn:Module",
     "_non_persistent_buffers_set",
@@ -512,6 +516,36 @@ def _without_dispatch_modes() -> Iterator[None]:
         finally:
             for mode in reversed(modes):
                 push(mode)
+
+
+def in_function_mode() -> bool:
+    """Whether a function mode of the program is active; a default device is none: it only adds an argument."""
+    count = lookup(FUNCTION_MODES)
+    if count is None or not count():
+        return False
+    mode, enable, default = lookup(FUNCTION_MODE), lookup(ENABLE_FUNCTION), lookup(DEFAULT_DEVICE)
+    if mode is None or enable is None or default is None:
+        return True
+    return not all(isinstance(mode(index), default) for index in range(count()))
+
+
+def default_device() -> torch.device | None:
+    """The default device of the program, where it calls a function of torch: inside of it there is none."""
+    count = lookup(FUNCTION_MODES)
+    if count is None or not count():
+        return None
+    device: torch.device | None = getattr(lookup(FUNCTION_MODE)(0), "device", None)
+    return device
+
+
+@contextmanager
+def with_default_device(device: torch.device | None) -> Iterator[None]:
+    """In a call of ddpcheck, where modes of the program are suspended, run its code with its default device."""
+    if device is None:
+        yield
+        return
+    with lookup(ENABLE_FUNCTION)(), device:
+        yield
 
 
 def tensor_version(tensor: torch.Tensor) -> int:

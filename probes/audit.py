@@ -299,7 +299,9 @@ class AuditProbe(Probe):
             return vote
         try:
             path, identity = self._path(audit, source), self._identity(audit)
-            replayed = replay(tracked, module, path, identity, capture.parameters, audit.devices)
+            replayed = replay(
+                tracked, module, path, identity, capture.parameters, audit.devices, capture.default_device
+            )
         except FileNotFoundError:
             vote.skip = AuditSkip.NOT_HANDED_OVER
         except DamagedPayloadError:

@@ -319,7 +319,9 @@ def process_settings(device_type: str) -> dict[str, Any]:
         values["threads"] = torch.get_num_threads()
     else:
         values["matmul.allow_tf32"] = _readable(lambda: backends.cuda.matmul.allow_tf32)
-        values["matmul.fp32_precision"] = _readable(lambda: backends.cuda.matmul.fp32_precision)
+        precision = _readable(lambda: backends.cuda.matmul.fp32_precision)
+        # What was never set is "none", and computes what "ieee" computes.
+        values["matmul.fp32_precision"] = "ieee" if precision == "none" else precision
         values["cudnn.allow_tf32"] = _readable(lambda: backends.cudnn.allow_tf32)
         values["cudnn.deterministic"] = _readable(lambda: backends.cudnn.deterministic)
         values["cudnn.benchmark"] = _readable(lambda: backends.cudnn.benchmark)

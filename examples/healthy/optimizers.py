@@ -34,7 +34,8 @@ class Job:
         torch.manual_seed(29)
         network = nn.Sequential(nn.Linear(9, 18), nn.SELU(), nn.Linear(18, 9), nn.SELU(), nn.Linear(9, 1))
         if case == "in_backward":
-            torch.accelerator.current_stream = NoStream
+            if not torch.accelerator.is_available():
+                torch.accelerator.current_stream = NoStream
             _apply_optimizer_in_backward(torch.optim.SGD, network.parameters(), {"lr": 0.05})
         self.model = DistributedDataParallel(network)
         self.drawn = torch.Generator().manual_seed(300 + dist.get_rank())

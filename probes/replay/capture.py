@@ -58,8 +58,7 @@ def why_not_auditable(tracked: TrackedModule, module: torch.nn.Module) -> AuditS
         return AuditSkip.IGNORED_PARAMETERS
     if getattr(tracked.ddp(), "mixed_precision", None) is not None:
         return AuditSkip.MIXED_PRECISION
-    modes = torch_compat.lookup(torch_compat.FUNCTION_MODES)
-    if modes is not None and modes():
+    if torch_compat.in_function_mode():
         return AuditSkip.FUNCTION_MODES
     for hooks in map(torch_compat.lookup, torch_compat.GLOBAL_MODULE_HOOKS):
         if any(map(_is_of_program, (hooks or {}).values())):
@@ -123,6 +122,7 @@ class Capture:
         # A digest of the parameters, and their versions: a replay needs the values of this forward.
         self.parameters = ""
         self.versions: list[int] = []
+        self.default_device = torch_compat.default_device()
         self._tracked = tracked
         self._devices = devices
         self._entries = entries

@@ -61,6 +61,7 @@ def replay(
     identity: dict[str, Any],
     own_parameters: str,
     devices: Sequence[torch.device],
+    default_device: torch.device | None = None,
 ) -> Replayed:
     """Raises what the module raises; FileNotFoundError if nothing was handed over."""
     device = devices[0] if devices else torch.device("cpu")
@@ -85,7 +86,7 @@ def replay(
         for leaf, had_zeros in zip(leaves, content["zeros"], strict=True):
             if had_zeros:
                 leaf.grad = torch.zeros_like(leaf)
-        with autocast_of_rank(content["autocast"]):
+        with autocast_of_rank(content["autocast"]), torch_compat.with_default_device(default_device):
             outputs = list(tensors_in(module(*args, **kwargs)))
         digests = digest_outputs(outputs)
         chosen = [(outputs[int(index)], tensors[row]) for index, row in content["gradients"].items()]

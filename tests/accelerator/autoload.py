@@ -1,7 +1,8 @@
 """Gives the simulated accelerator to a job that knows nothing of it: torch imports it by an entry point.
 
 `environment` makes the variables for such a job. With `placed=True` a script written for the CPU runs on the device: it
-is the default device, DDP modules are moved to it before they are wrapped, and process groups have its backend.
+is the default device, DDP modules are moved to it before they are wrapped, autocast is that of the device, and process
+groups have its backend.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ def _place_modules() -> None:
 
     DistributedDataParallel.__init__ = wrap_on_device  # type: ignore[method-assign]
 
+    autocast = torch.autocast.__init__
+
+    def autocast_on_device(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, TYPE if device_type == "cpu" else device_type, *args, **kwargs)
+
+    torch.autocast.__init__ = autocast_on_device  # type: ignore[method-assign]
+
     def with_device_backend(original: Any, position: int) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if len(args) > position:
@@ -76,11 +84,44 @@ def _place_modules() -> None:
 
         return call
 
+    def init_with_device_backend(*args: Any, **kwargs: Any) -> Any:
+        _set_up_script(Path(sys.argv[0]).stem)
+        return init(*args, **kwargs)
+
     def on_device_mesh(original: Any) -> Any:
         return lambda device_type, *args, **kwargs: original(TYPE, *args, **kwargs)
 
     both = f"cpu:gloo,{TYPE}:{BACKEND}"
-    distributed.init_process_group = with_device_backend(distributed.init_process_group, 0)
+    init = with_device_backend(distributed.init_process_group, 0)
+    distributed.init_process_group = init_with_device_backend
     meshes = importlib.import_module("torch.distributed.device_mesh")
     for module in (distributed, meshes):
         module.init_device_mesh = on_device_mesh(module.init_device_mesh)
+
+
+def _set_up_script(name: str) -> None:
+    """What a script of the corpus needs on a device, beside its place."""
+    import torch
+
+    from tests.accelerator.device import TYPE
+    from tests.corpus import on_device
+
+    if name in on_device.DETERMINISTIC:
+        torch.use_deterministic_algorithms(True)
+    if name in on_device.MOVED:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        # They name the CPU, and FSDP does not move modules away from an accelerator.
+        sharded, shard = fsdp.FullyShardedDataParallel, fsdp.FullyShardedDataParallel.__init__
+
+        def shard_on_device(self: Any, *args: Any, **kwargs: Any) -> None:
+            if "device_id" in kwargs:
+                kwargs["device_id"] = torch.device(TYPE, 0)
+            shard(self, *args, **kwargs)
+
+        sharded.__init__ = shard_on_device
+    if name in on_device.SINGLE_TENSOR:
+        from torch.optim import optimizer
+
+        optimizer._get_foreach_kernels_supported_devices = list  # type: ignore[assignment]

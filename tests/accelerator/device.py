@@ -1,7 +1,8 @@
 """The device type "sim": loads the native part, and is what `torch.sim` refers to.
 
-Two devices whose memory is host memory. `SIM_ACCELERATOR` in the environment selects how they behave, as a list of
-words: `log`, `threaded`, `lag=N`, `delay=MICROSECONDS`, `unified`. `configure` does the same for this process.
+Devices whose memory is host memory. `SIM_ACCELERATOR` in the environment selects how they behave, as a list of words:
+`log`, `threaded`, `lag=N`, `delay=MICROSECONDS`, `unified`, and how many there are: `devices=N`, 2 without it.
+`configure` does the same for this process, except for the number of devices.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TYPE = "sim"
 BACKEND = "simccl"
 ENV = "SIM_ACCELERATOR"
 _NUMBERS = ("lag", "delay")
+_DEVICES = "devices="
 
 
 def _load() -> Any:
@@ -167,8 +169,8 @@ def _generator(device: Any) -> torch.Generator:
 def _module() -> ModuleType:
     module: Any = ModuleType(f"torch.{TYPE}")
     module.is_available = lambda: True
-    module.is_initialized = lambda: any(native.memory(index)[1] for index in range(2))
-    module.device_count = lambda: 2
+    module.is_initialized = lambda: any(native.memory(index)[1] for index in range(native.device_count()))
+    module.device_count = native.device_count
     module.current_device = native.current_device
     module.set_device = set_device
     module.device = Device
@@ -181,7 +183,9 @@ def _module() -> ModuleType:
     module.memory_allocated = lambda device=None: native.memory(_index(device))[0]
     module.memory_reserved = lambda device=None: native.memory(_index(device))[1]
     module.max_memory_allocated = lambda device=None: native.memory(_index(device))[2]
-    module.default_generators = tuple(native.default_generator(index) for index in range(2))
+    module.default_generators = tuple(
+        native.default_generator(index) for index in range(native.device_count())
+    )
     module.manual_seed_all = _manual_seed_all
     module.manual_seed = lambda seed: _generator(None).manual_seed(seed)
     module.get_rng_state = lambda device=None: _generator(device).get_state()
@@ -223,10 +227,14 @@ def install() -> None:
     if hasattr(torch, TYPE):
         return
     torch.utils.rename_privateuse1_backend(TYPE)
+    words = os.environ.get(ENV, "").replace(",", " ").split()
+    for word in words:
+        if word.startswith(_DEVICES):
+            native.set_device_count(int(word.removeprefix(_DEVICES)))
     torch._register_device_module(TYPE, _module())
     sys.modules[f"torch.{TYPE}"] = torch.sim  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.distributed.Backend.register_backend(BACKEND, _backend, devices=[TYPE])
     recurrent.register()
-    configure(os.environ.get(ENV, ""))
+    configure(" ".join(word for word in words if not word.startswith(_DEVICES)))
     atexit.register(_exit)

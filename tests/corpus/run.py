@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # started as a file
 
 from rich.console import Console
 
-from tests.corpus import document, table
+from tests.corpus import document, on_device, table
 from tests.corpus.header import Header, HeaderError, read_header
 from tests.corpus.jobs import Job, batches, end_all, jobs_of, run_batch
 from tests.corpus.plain import DETAIL, PlainResult, run_plainly
@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeaderError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.device != "cpu":
+        headers = {folder: on_device.expected(scripts) for folder, scripts in headers.items()}
     if not any(headers.values()):
         print("no script matches", file=sys.stderr)
         return 2
@@ -156,7 +158,7 @@ def device_environment(device: str) -> dict[str, str]:
         return {}
     from tests.accelerator.autoload import environment
 
-    return environment(placed=True)
+    return environment(f"devices={on_device.DEVICES}", placed=True)
 
 
 def run_watched(

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("g++")]
 
 SCRIPT = Path(__file__).parents[1] / "jobs" / "accelerator.py"
 WAITS = Path(__file__).parents[1] / "jobs" / "accelerator_waits.py"
+# The first version of torch whose compiler has a policy for graphs.
+HAS_POLICY = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)
 # Cases of the script, and their world sizes.
 JOBS = {
     "plain": (1, 2),
@@ -36,6 +39,7 @@ JOBS = {
     "scattered": (3,),
     "graphed": (2,),
     "compiled": (2,),
+    **({"reduced_overhead": (2,)} if HAS_POLICY else {}),
     # The last one: the report has its checks.
     "captured": (2,),
 }
@@ -229,7 +233,9 @@ def test_capture_is_left_alone_and_reported(jobs: Jobs) -> None:
     assert [each["code"] for each in jobs.findings("captured", 2)] == ["DDP606"]
 
 
-@pytest.mark.parametrize("case", ["graphed", "compiled"])
+@pytest.mark.parametrize(
+    "case", [case for case in ("graphed", "compiled", "reduced_overhead") if case in JOBS]
+)
 def test_graphs_of_modules_are_checked_like_other_modules(jobs: Jobs, case: str) -> None:
     """Hooks run outside of these graphs: nothing is lost, and nothing is listed as not checked."""
     for rank in range(2):
@@ -244,6 +250,19 @@ def test_compiled_graphs_were_captured_and_replayed(jobs: Jobs) -> None:
     """A forward and a backward, after two ordinary steps."""
     for rank in range(2):
         assert jobs.result("compiled", 2, rank)["graphs"] == {"captures": 2, "replays": 2 * (8 - 2)}
+
+
+@pytest.mark.skipif(not HAS_POLICY, reason="torch 2.13 has a policy for graphs")
+def test_torch_s_compiler_captures_and_replays_its_own_kernels(jobs: Jobs) -> None:
+    """`mode="reduce-overhead"`: a forward and a backward, after one ordinary step; gradients are in their memory."""
+    for rank in range(2):
+        graphs = jobs.result("reduced_overhead", 2, rank)["graphs"]
+        assert (graphs["captures"], graphs["replays"]) == (2, 2 * (8 - 1))
+        # Kernels of the first step, and of the capture: a replay launches none.
+        assert graphs["kernels"] > 0
+        assert (
+            graphs["kernels"] == jobs.result("reduced_overhead", 2, rank, watched=False)["graphs"]["kernels"]
+        )
 
 
 @pytest.fixture(scope="module")

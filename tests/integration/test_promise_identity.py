@@ -65,6 +65,7 @@ AUDITED = (
     "loss_in_attribute",
     "state_in_attributes",
     "random_of_all_kinds",
+    "default_device",
     "gathers_in_forward",
     "structured_outputs",
 )

@@ -280,6 +280,27 @@ def compiled(job: Job) -> DDP:
     return model
 
 
+def reduced_overhead(job: Job) -> DDP:
+    """Torch's own compiler, with `mode="reduce-overhead"`: its kernels, captured in graphs of this device."""
+    from tests.accelerator import inductor
+
+    device.configure("delay=800")
+    inductor.install()
+    torch.manual_seed(3)
+    # Gradients lie in the memory of graphs until DDP copies them to its buckets.
+    model = DDP(ThreeLayers().to(job.device), bucket_cap_mb=1)
+    torch.manual_seed(100 + job.rank)
+    run = torch.compile(model, mode="reduce-overhead")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(run(inputs), labels).backward()
+        optimizer.step()
+    job.facts["graphs"] = dict(inductor.calls)
+    return model
+
+
 CASES: dict[str, Callable[[Job], DDP]] = {
     case.__name__: case
     for case in (
@@ -295,6 +316,7 @@ CASES: dict[str, Callable[[Job], DDP]] = {
         captured,
         graphed,
         compiled,
+        reduced_overhead,
     )
 }
 

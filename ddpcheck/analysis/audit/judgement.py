@@ -19,7 +19,7 @@ SKIP_TEXTS: dict[str, str] = {
     AuditSkip.SCRIPTED.value: "the module is scripted",
     AuditSkip.MIXED_PRECISION.value: "DDP's mixed precision",
     AuditSkip.MODULE_HOOKS.value: "the job has hooks on modules",
-    AuditSkip.FUNCTION_MODES.value: "a default device or another function mode",
+    AuditSkip.FUNCTION_MODES.value: "a function mode of the program",
     AuditSkip.TENSOR_TYPES.value: "parameters or buffers that are not plain tensors",
     AuditSkip.IGNORED_PARAMETERS.value: "DDP ignores some parameters",
     AuditSkip.COLLECTIVES.value: "the forward issues collectives",

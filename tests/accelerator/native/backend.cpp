@@ -62,7 +62,7 @@ SimGenerator* SimGenerator::clone_impl() const {
 const at::Generator& default_generator(int device) {
   static auto* generators = [] {
     auto* made = new std::vector<at::Generator>;
-    for (int index = 0; index < DEVICES; ++index) {
+    for (int index = 0; index < MOST_DEVICES; ++index) {
       made->push_back(at::make_generator<SimGenerator>(index));
       made->back().seed();
     }
@@ -109,7 +109,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return device_at(current_device()); }
   void setDevice(c10::Device device) const override { exchangeDevice(device); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { exchangeDevice(device); }
-  c10::DeviceIndex deviceCount() const noexcept override { return DEVICES; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(device_count());
+  }
 
   static int index_of(c10::Device device) { return device.has_index() ? device.index() : current_device(); }
   c10::Stream getStream(c10::Device device) const override { return stream_of(current_stream(index_of(device))); }
@@ -152,7 +154,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return DEVICES; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count()); }
   c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(current_device()); }
   void setCurrentDevice(c10::DeviceIndex index) const override { exchange_device(index); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {

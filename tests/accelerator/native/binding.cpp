@@ -8,6 +8,23 @@ namespace py = pybind11;
 
 namespace sim {
 
+// Launches a call of Python, as a kernel that a compiler generated. Its arguments live until it has run for the last time.
+static void launch_call(const std::string& name, py::object function, py::tuple arguments) {
+  using Call = std::pair<py::object, py::tuple>;
+  std::shared_ptr<Call> call(new Call(std::move(function), std::move(arguments)), [](Call* gone) {
+    py::gil_scoped_acquire held;
+    delete gone;
+  });
+  py::gil_scoped_release released;
+  launch(
+      current_stream(current_device()), name,
+      [call = std::move(call)] {
+        py::gil_scoped_acquire held;
+        call->first(*call->second);
+      },
+      {}, {});
+}
+
 struct NativeGraph {
   GraphPointer graph = make_graph();
 };
@@ -25,10 +42,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("unified", &Settings::unified);
   module.def("settings", &settings);
   module.def("configure", &configure, Released());
+  module.def("device_count", &device_count);
+  module.def("set_device_count", &set_device_count);
   module.def("exchange_owner", &exchange_owner);
   module.def("launches", &launches);
   module.def("stop", &stop, Released());
 
+  module.def("launch_call", &launch_call);
   module.def("take_log", [] {
     py::list lines;
     for (LogEntry& entry : take_log())

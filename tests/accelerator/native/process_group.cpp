@@ -39,7 +39,7 @@ class SimWork final : public c10d::Work {
     return true;
   }
   void synchronize() override {
-    for (int device = 0; device < DEVICES; ++device)
+    for (int device = 0; device < device_count(); ++device)
       if (uses(device)) block(done_, current_stream(device));
   }
   std::vector<at::Tensor> result() override { return results_; }

@@ -82,14 +82,15 @@ struct State {
   bool stopped = false;
   std::exception_ptr error;
   std::map<StreamKey, Queue> queues;
-  std::array<int64_t, DEVICES> streams{};
+  int devices = 2;
+  std::array<int64_t, MOST_DEVICES> streams{};
   GraphPointer capture;
 
   std::mutex memory_mutex;
   std::unordered_map<uint64_t, Block> blocks;
   std::map<std::pair<StreamKey, size_t>, std::vector<void*>> free_blocks;
   std::vector<std::pair<void*, std::vector<EventPointer>>> pending_blocks;
-  std::array<Memory, DEVICES> memory{};
+  std::array<Memory, MOST_DEVICES> memory{};
   std::map<uint64_t, PinnedBlock> pinned;
   std::map<size_t, std::vector<void*>> free_pinned;
   std::vector<std::pair<void*, PinnedBlock>> pending_pinned;
@@ -203,6 +204,19 @@ void log_reuse(const std::vector<EventPointer>& events, void* address, size_t si
 
 } // namespace
 
+int device_count() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  return s.devices;
+}
+
+void set_device_count(int count) {
+  if (count < 1 || count > MOST_DEVICES) throw std::runtime_error("sim: between 1 and 8 devices");
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.devices = count;
+}
+
 Settings settings() {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
@@ -211,7 +225,7 @@ Settings settings() {
 
 void configure(Settings settings) {
   State& s = state();
-  for (int device = 0; device < DEVICES; ++device) synchronize_device(device);
+  for (int device = 0; device < device_count(); ++device) synchronize_device(device);
   std::lock_guard<std::mutex> lock(s.mutex);
   s.settings = settings;
 }
@@ -234,7 +248,7 @@ std::vector<LogEntry> take_log() {
 int current_device() { return thread_device; }
 
 int exchange_device(int device) {
-  if (device < 0 || device >= DEVICES) throw std::runtime_error("sim: no such device");
+  if (device < 0 || device >= device_count()) throw std::runtime_error("sim: no such device");
   return std::exchange(thread_device, device);
 }
 

@@ -12,7 +12,7 @@
 
 namespace sim {
 
-constexpr int DEVICES = 2;
+constexpr int MOST_DEVICES = 8;
 
 using Task = std::function<void()>;
 
@@ -41,6 +41,10 @@ struct Settings {
   // Operators accept tensors of the CPU, as if the device read host memory.
   bool unified = false;
 };
+
+// Two, unless a process says otherwise before it uses any.
+int device_count();
+void set_device_count(int count);
 
 Settings settings();
 // Waits for all work first.

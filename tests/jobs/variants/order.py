@@ -90,6 +90,7 @@ ORDER = (
     "loss_in_attribute",
     "state_in_attributes",
     "random_of_all_kinds",
+    "default_device",
     "gathers_in_forward",
     "two_views",
     "forward_without_backward",

@@ -191,3 +191,29 @@ def structured_outputs(rank: int, world_size: int) -> list[Any]:
         result.scores.square().mean().backward()
         optimizer.step()
     return [ddp, optimizer]
+
+
+class Masking(nn.Module):
+    """Makes tensors of its own without saying where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(values.shape) > 0.2
+        return self.body(values * kept * torch.linspace(0.5, 1.5, values.shape[1]))
+
+
+@variant()
+def default_device(rank: int, world_size: int) -> list[Any]:
+    """A function mode of torch: it is there in the forward, and not while `backward` of a tensor runs."""
+    with torch.device("cpu"):
+        ddp = DDP(Masking())
+        optimizer = sgd(ddp)
+        torch.manual_seed(40 + rank)
+        for batch in batches(rank):
+            optimizer.zero_grad()
+            ddp(batch).square().mean().backward()
+            optimizer.step()
+    return [ddp, optimizer]

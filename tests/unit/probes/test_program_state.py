@@ -134,3 +134,17 @@ def test_without_gradients_every_training_forward_counts() -> None:
     assert job.tracked.backward is None
     job.train(torch.optim.SGD(module.parameters(), lr=0.1), steps=2)
     assert len(context.of(StateRecord)) == 1
+
+
+def test_precision_that_was_set_back_is_that_which_was_never_set() -> None:
+    """On a device. Torch says "ieee" afterwards, and "none" before."""
+    before = program_state.process_settings("cuda")
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert program_state.process_settings("cuda") != before
+        torch.set_float32_matmul_precision("highest")
+        assert program_state.process_settings("cuda") == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+            torch.backends.cuda.matmul.fp32_precision = "none"

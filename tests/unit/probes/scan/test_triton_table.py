@@ -232,6 +232,48 @@ for dtype, kind in ((torch.float32, Kind.FLOAT32), (torch.bfloat16, Kind.BFLOAT1
 """)
 
 
+def test_everything_is_compiled_at_the_wrapping(run: Run) -> None:
+    """Triton compiles anew for another dtype or alignment of an argument, another option, and integers of 1 or 16."""
+    run("""
+class Recorder:
+    def __init__(self, kernel, runs):
+        self.kernel, self.runs, self.variants = kernel, runs, set()
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            kinds = tuple((type(each), each.dtype, each.data_ptr() % 16) for each in arguments)
+            self.variants.add((kinds, tuple(sorted(options.items()))))
+            if self.runs:
+                self.kernel[grid](*arguments, **options)
+        return launch
+names = ("scan_programs", "add_programs")
+def record(runs):
+    for name in names:
+        before = getattr(triton_table, name)
+        setattr(triton_table, name, Recorder(getattr(before, "kernel", before), runs))
+few = kernel_check.samples(cpu)[1:4]
+kernel_check.samples = lambda device: few
+record(runs=True)
+assert first_difference(kernel, cpu) == ""
+compiled = {name: getattr(triton_table, name).variants for name in names}
+assert [len(compiled[name]) for name in names] == [2, 1]
+record(runs=False)
+def launch(*tensors, work=None):
+    table = DeviceTable(cpu, kernel)
+    table.update(tensors)
+    table.scan(work or bytes(1 | 2 * each for each in table.sketchable))
+every = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool]
+for count in (1, 2, 15, 16, 17, 64):
+    for size in (1, 16, 1000, 70_000):
+        for skipped in (0, 1, 3):
+            launch(*(torch.zeros(size + skipped, dtype=every[n % len(every)])[skipped:] for n in range(count)))
+launch(torch.zeros(6, 5).t(), torch.zeros(3), torch.zeros(4, 2, 5).transpose(0, 2))
+launch(torch.zeros(BLOCK + 9), torch.zeros(0), work=bytes((2, 1)))
+for name in names:
+    launched = getattr(triton_table, name).variants
+    assert launched and launched <= compiled[name], launched - compiled[name]
+""")
+
+
 def test_a_kernel_is_used_only_if_it_is_right_and_the_reason_is_kept(run: Run) -> None:
     run("""
 from ddpcheck.records.reasons import KernelLoss
