@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ddpcheck.probes.loss_graph import LossTerm, function_of, loss_terms, scaled, settings_of
+from ddpcheck.probes.loss_graph import (
+    STABLE_STEPS,
+    LossTerm,
+    function_of,
+    is_due,
+    loss_terms,
+    scaled,
+    settings_of,
+)
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
 from ddpcheck.records.kinds.state import LossFormRecord, LossSettingsRecord
@@ -12,10 +20,6 @@ from ddpcheck.records.kinds.state import LossFormRecord, LossSettingsRecord
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
-# A form counts once this many steps in a row had it: weights by the number of tokens change from step to step.
-STABLE_STEPS = 4
-# The first steps, in which most faults appear, and this many from each power of two on.
-FIRST_STEPS = 8
 MOST_RECORDS = 32
 _MOST_BACKWARDS = 16
 _Value = TypeVar("_Value")
@@ -142,10 +146,6 @@ class LossFormProbe(Probe):
                 settings.last,
             )
         )
-
-
-def is_due(step: int) -> bool:
-    return step < FIRST_STEPS or step - (1 << (step.bit_length() - 1)) < STABLE_STEPS
 
 
 def _merge(terms: list[_Value], more: list[_Value]) -> None:

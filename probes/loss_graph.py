@@ -11,6 +11,10 @@ import torch
 from ddpcheck import torch_compat
 from ddpcheck.probes.samples.fingerprint import read_sampled
 
+# A form counts once this many steps in a row had it: weights by the number of tokens change from step to step.
+STABLE_STEPS = 4
+# Graphs are read at the first steps, in which most faults appear, and at this many from each power of two on.
+FIRST_STEPS = 8
 # Limits of what is read per backward.
 _MOST_NODES = 16
 MOST_TERMS = 8
@@ -53,6 +57,10 @@ class LossTerm(NamedTuple):
     def form(self) -> LossTerm:
         """Without what belongs to one backward."""
         return self._replace(node=None, smoothing=0.0)
+
+
+def is_due(step: int) -> bool:
+    return step < FIRST_STEPS or step - (1 << (step.bit_length() - 1)) < STABLE_STEPS
 
 
 def loss_terms(node: Any) -> list[LossTerm]:
