@@ -14,7 +14,8 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import devices_of, generators_of
-from ddpcheck.probes.loss_graph import is_due
+from ddpcheck.probes.losses.graph import is_due
+from ddpcheck.probes.losses.labels import LabelTracker
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.samples.draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.samples.fingerprint import (
@@ -24,7 +25,6 @@ from ddpcheck.probes.samples.fingerprint import (
     FingerprintFuture,
     fingerprint_batch,
 )
-from ddpcheck.probes.samples.labels import LabelTracker
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.modules import ModuleRole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ddpcheck.probes.loss_graph import (
+from ddpcheck.probes.losses.graph import (
     STABLE_STEPS,
     LossTerm,
     function_of,

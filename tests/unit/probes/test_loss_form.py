@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddpcheck.probes.loss_form import MOST_RECORDS, LossFormProbe
-from ddpcheck.probes.loss_graph import FIRST_STEPS, LossTerm, function_of, loss_terms, settings_of, targets_of
+from ddpcheck.probes.losses.graph import (
+    FIRST_STEPS,
+    LossTerm,
+    function_of,
+    loss_terms,
+    settings_of,
+    targets_of,
+)
 from ddpcheck.records.kinds.state import LossFormRecord, LossSettingsRecord
 from tests.helpers.fake_context import FakeContext, Job
 
@@ -193,7 +200,7 @@ def test_a_form_that_changes_ends_the_one_before() -> None:
 
 
 def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpcheck.probes.loss_graph.FIRST_STEPS", 10_000)
+    monkeypatch.setattr("ddpcheck.probes.losses.graph.FIRST_STEPS", 10_000)
     training = Training()
     for number in range(8 * MOST_RECORDS):
         training.step(float(1 + number // 4 % 2))

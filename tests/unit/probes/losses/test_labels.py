@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ddpcheck.probes.samples import labels
-from ddpcheck.probes.samples.labels import LabelTracker, name_of
+from ddpcheck.probes.losses import labels
+from ddpcheck.probes.losses.labels import LabelTracker, name_of
 from ddpcheck.records.kinds.data import LabelsRecord
 
 CLASSES = 4

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddpcheck.probes.digest.device_copy import HostCopy, copy_to_host
-from ddpcheck.probes.loss_graph import loss_terms, targets_of
+from ddpcheck.probes.losses.graph import loss_terms, targets_of
 from ddpcheck.probes.samples.contents import MAX_DEPTH, MOST_PARTS
 from ddpcheck.records.kinds.data import LabelsRecord
 
