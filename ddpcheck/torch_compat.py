@@ -182,6 +182,24 @@ WRAPPED_CHILDREN = (
 _LOSS_CHECK = "a loss that is a mean over unequal counts is taken for a sum"
 LOSS_REDUCTION = PrivateName("torch.autograd.graph:Node", "_saved_reduction", _LOSS_CHECK, True, True)
 LOSS_FACTOR = PrivateName("torch.autograd.graph:Node", "_saved_other", _LOSS_CHECK, True, True)
+# What a node of the graph keeps of the arguments of a loss function.
+_LOSS_SETTINGS_CHECK = "settings of losses are not compared"
+LOSS_SETTINGS = {
+    name: PrivateName("torch.autograd.graph:Node", f"_saved_{name}", _LOSS_SETTINGS_CHECK, True, True)
+    for name in ("ignore_index", "beta", "delta", "margin", "p", "blank", "zero_infinity")
+}
+LOSS_TENSORS = {
+    name: (
+        PrivateName("torch.autograd.graph:Node", f"_raw_saved_{name}", _LOSS_SETTINGS_CHECK, True, True),
+        PrivateName("torch.autograd.graph:Node", f"_saved_{name}", _LOSS_SETTINGS_CHECK, True, True),
+    )
+    for name in ("weight", "pos_weight", "target")
+}
+UNPACK_HOOK = PrivateName("torch._C._autograd:SavedTensor", "unpack_hook", _LOSS_SETTINGS_CHECK, True, True)
+SUMMED_SIZES = PrivateName(
+    "torch.autograd.graph:Node", "_saved_self_sym_sizes", _LOSS_SETTINGS_CHECK, True, True
+)
+SUMMED_DIMENSIONS = PrivateName("torch.autograd.graph:Node", "_saved_dim", _LOSS_SETTINGS_CHECK, True, True)
 LOCAL_SHARD = PrivateName(
     "torch.nn:Parameter", "_st_info", "DDP over DTensor parameters is not compared", True, True
 )
@@ -463,6 +481,22 @@ def read(private: PrivateName, instance: Any, default: Any = None) -> Any:
             _MISSING.add(private)
         return default
     return value
+
+
+def saved_tensor(name: str, node: Any) -> tuple[bool, torch.Tensor | None]:
+    """Whether what a node of the graph keeps could be read, and the tensor, if there is one.
+
+    If hooks of the program have to unpack it, it is not read: that may compute a checkpointed forward again.
+    """
+    raw, saved = LOSS_TENSORS[name]
+    # Without `unpack_hook` it is not known whether there are hooks.
+    if read(UNPACK_HOOK, read(raw, node), node) is not None:
+        return False, None
+    try:
+        tensor = read(saved, node)
+    except RuntimeError:
+        return False, None  # it was written in place, or has been freed
+    return True, tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:

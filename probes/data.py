@@ -14,6 +14,8 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import devices_of, generators_of
+from ddpcheck.probes.losses.graph import is_due
+from ddpcheck.probes.losses.labels import LabelTracker
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.samples.draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.samples.fingerprint import (
@@ -80,6 +82,7 @@ class DataProbe(Probe):
         self._pending: deque[PendingBatch] = deque()
         # Loaders of steps outside of DDP whose descriptions were written.
         self._described: set[int] = set()
+        self._labels = LabelTracker()
         # The devices of all modules, whose generators the job draws from.
         self._devices: dict[torch.device, None] = {}
 
@@ -93,6 +96,7 @@ class DataProbe(Probe):
         if ddp is not None and not ddp.training:
             return
         self._feed(tracked)
+        self._labels.forward(tracked.index, tracked.steps)
         self._close()
         after, self._after = self._after, None
         self._before = self._drew = None
@@ -110,6 +114,8 @@ class DataProbe(Probe):
 
         Ranks may draw the same there, and often must.
         """
+        if self._labels.due and not torch_compat.in_backward():
+            self._labels.backward_called(tensors)
         if self._before is not None and self._drew is None:
             self._drew = rng_digest(self._before[1], rng_states(self._devices))
 
@@ -130,6 +136,7 @@ class DataProbe(Probe):
         self._after = rng_states(self._devices) if due else None
         self._close()
         self._drain()
+        self._follow_labels(optimizer.steps)
         if self._touched is not None and all(
             tracked.role is ModuleRole.STEPPED for tracked in optimizer.modules
         ):
@@ -137,6 +144,12 @@ class DataProbe(Probe):
         for loader in self._loaders.all:
             if loader.open and loader.open[0].over:
                 self._write_passes(loader, keep=0)
+
+    def _follow_labels(self, step: int) -> None:
+        if self._labels.due:
+            for record in self._labels.records():
+                self.context.write(record)
+        self._labels.due = is_due(step + 1)
 
     def _describe_unwrapped(self) -> None:
         """Without DDP no forward is observed: the batch drawn last is that of the step."""
@@ -171,6 +184,8 @@ class DataProbe(Probe):
         draws = self._loaders.draws(iterator)
         if draws is not None:
             draws.contents.received(batch)
+            if self._labels.due:
+                self._labels.returned(draws.loader.ordinal, batch)
 
     def sampler_exhausted(self, iterator: Any) -> None:
         draws = self._loaders.draws(iterator)
@@ -180,6 +195,8 @@ class DataProbe(Probe):
     def before_exit(self) -> None:
         self._close()
         self._drain(wait=True)
+        for record in self._labels.records(wait=True):
+            self.context.write(record)
         for loader in self._loaders.all:
             self._write_passes(loader, keep=0)
 

@@ -127,6 +127,9 @@ class Dispatcher:
         self._modules[id(ddp)] = tracked
         self._in_order.append(tracked)
         self.context.emit(Probe.before_wrap, tracked)
+        if len(group) > 1:
+            # Backends may end the process inside the constructor if ranks have parameters of different sizes.
+            self.context.flush()
 
     def wrap_failed(self, ddp: torch.nn.Module) -> None:
         """DDP's constructor raised. The next module of the group gets the number of this one, as on other ranks."""
