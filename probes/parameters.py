@@ -272,6 +272,9 @@ class ParameterProbe(Probe):
         if differed and _is_on_device(tracked):
             # There, writes through `.data` show in no sample, and digests arrive late: from now on, each step counts.
             self._confirms.setdefault(tracked.index, None)
+        elif tracked.role is ModuleRole.STEPPED and not tracked.mesh and _is_on_device(tracked):
+            # No rank compares them live, and jobs average them by hand, through `.data`.
+            self._confirms.setdefault(tracked.index, None)
         if tracked.index not in self._confirms:
             if differed:
                 self._snapshot_use(tracked, step)

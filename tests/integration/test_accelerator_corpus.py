@@ -12,7 +12,7 @@ import pytest
 from tests.corpus import on_device
 from tests.corpus.header import Header
 from tests.corpus.jobs import batches, jobs_of, run_batch
-from tests.corpus.run import FAULTS, ROOT, VARIANTS, collect, device_environment
+from tests.corpus.run import FAULTS, HEALTHY, ROOT, VARIANTS, collect, device_environment
 from tests.corpus.verdict import judge
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("g++")]
@@ -40,15 +40,27 @@ SCRIPTS = (
 )
 
 
+# Healthy jobs that came close on a device: averages by hand through `.data`, which no sample shows there, and a setting
+# of CUDA that was changed and set back.
+HEALTHY_CASES = {
+    "local_parts": ("federated_norms", "personal_head"),
+    "program_state": ("evaluated_in_half_precision",),
+}
+
+
 def _headers() -> list[Header]:
     return [header for folder in (FAULTS, VARIANTS) for header in collect(ROOT / folder)]
 
 
-def test_faults_are_found_as_on_the_cpu() -> None:
+def test_findings_are_those_of_the_cpu() -> None:
     jobs = [job for header in _headers() if header.name in SCRIPTS for job in jobs_of(header)]
     assert {job.header.name for job in jobs} == set(SCRIPTS)
     expected = {header.path: header for header in on_device.expected(job.header for job in jobs)}
     jobs = [replace(job, header=expected[job.header.path]) for job in jobs]
+    healthy = {header.name: header for header in collect(ROOT / HEALTHY)}
+    jobs += [
+        job for name, cases in HEALTHY_CASES.items() for job in jobs_of(healthy[name]) if job.case in cases
+    ]
     env = device_environment("sim")
     outcomes = [outcome for batch in batches(jobs, len(jobs)) for outcome in run_batch(batch, env=env)]
     verdicts = [judge(outcome) for outcome in outcomes]
