@@ -27,6 +27,9 @@ SCRIPTS = (
     "optimizer_state_on_rank_0",
     "nan_in_one_layer",
     "update_bn_per_rank",
+    # Labels and class numbers are copied from the device.
+    "labels_shifted_on_one_rank",
+    "labels_smoothed_on_one_rank",
 )
 
 
