@@ -175,6 +175,7 @@ WRAPPED_CHILDREN = (
         "torch.distributed.fsdp:FullyShardedDataParallel", "_fsdp_wrapped_module", _CHILDREN_CHECK, True
     ),
 )
+WRAPPED_BY_FSDP = WRAPPED_CHILDREN[1]
 _LOSS_CHECK = "a loss that is a mean over unequal counts is taken for a sum"
 LOSS_REDUCTION = PrivateName("torch.autograd.graph:Node", "_saved_reduction", _LOSS_CHECK, True, True)
 LOSS_FACTOR = PrivateName("torch.autograd.graph:Node", "_saved_other", _LOSS_CHECK, True, True)
@@ -199,6 +200,24 @@ FSDP_REPLICAS = PrivateName(
     "parameters of hybrid sharding are not compared",
     True,
     True,
+)
+_FSDP_FORWARD = "forwards of sharded modules are not observed: their data, random numbers, modes and buffers"
+FSDP1_FORWARD = PrivateName(
+    "torch.distributed.fsdp.fully_sharded_data_parallel", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP2_FORWARD = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP1 = PrivateName("torch.distributed.fsdp", "FullyShardedDataParallel", _FSDP_FORWARD, optional=True)
+FSDP2_PARAMETERS = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", _FSDP_FORWARD
+)
+# Of the state of FSDP1 and of FSDP2.
+FSDP_IS_ROOT = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_is_root", _FSDP_FORWARD, True, True
+)
+FSDP_MESH = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_device_mesh", _FSDP_FORWARD, True, True
 )
 FLAT_ORIGINALS = PrivateName(
     "torch.nn:Parameter", "_params", "original parameters of FSDP are not compared", True, True

@@ -15,6 +15,7 @@ from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.replicated import original_names
 from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader
 from ddpcheck.agent.sharded import ShardedTracker
+from ddpcheck.agent.sharded_roots import RootTracker, ShardedRoot
 from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
     TrackedOptimizer,
@@ -66,6 +67,9 @@ class Dispatcher:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
         self.sharded = ShardedTracker(context, self._new_index)
+        self._roots = RootTracker(context, self._new_index)
+        self._root_of = context.guarded("sharded_root", "find", self._find_root)
+        self._roots_of = context.guarded("sharded_root", "stepped_by", self._roots.stepped_by)
         # Guarded under the names of the probes that record what these functions read.
         self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
         self._read_at_forward = context.guarded(
@@ -212,6 +216,35 @@ class Dispatcher:
         if tracked is not None and torch.is_grad_enabled():
             self.context.emit(Probe.after_forward, tracked)
 
+    def sharding(self, *args: Any, **kwargs: Any) -> None:
+        """FSDP has taken over parameters: from now on, loaders are observed."""
+        if self.context.world_size > 1:
+            self._trains_unwrapped()
+
+    def root_forward(
+        self,
+        state: Any,
+        module: torch.nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """FSDP begins a forward, perhaps inside another one."""
+        if self.context.world_size == 1 or not torch.is_grad_enabled():
+            return
+        tracked = self._root_of((state, module))
+        if tracked is not None:
+            given = kwargs or {}
+            self.context.emit(Probe.root_forward, tracked, args, given)
+            self._roots.forward_begun(tracked)
+            self.unwrapped.forward(args, given)
+
+    def _find_root(self, given: tuple[Any, torch.nn.Module]) -> ShardedRoot | None:
+        tracked, is_new = self._roots.of_forward(*given)
+        if is_new and tracked is not None:
+            self.context.emit(Probe.root_found, tracked)
+            self.unwrapped.wrapped(given[1])
+        return tracked
+
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         if not self._wrapped():
             self.context.emit(Probe.unwrapped_backward)
@@ -220,6 +253,7 @@ class Dispatcher:
             if tracked.backward is not None:
                 tracked.backward.backward_called()
         self.sharded.backward_called()
+        self._roots.backward_called()
         self.unwrapped.backward_called()
         # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
@@ -294,6 +328,8 @@ class Dispatcher:
             module.steps = max(module.steps, tracked.steps)
             if module.backward is not None:
                 module.backward.close_window()
+        for root in tracked.roots:
+            root.steps = max(root.steps, tracked.steps)
         if self.unwrapped.active:
             self.unwrapped.step_done(tracked, self._known_optimizers)
 
@@ -384,6 +420,7 @@ class Dispatcher:
             self._optimizer_count += bool(stepped)
             self._optimizers[optimizer] = known
         known.side = not stepped and self.wraps
+        known.roots = (self._roots_of(optimizer) or []) if sharded else []
         if not any(self._numbers.values()):
             self._trains_unwrapped()
         if outside is not None:

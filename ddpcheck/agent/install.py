@@ -188,12 +188,19 @@ class Agent:
         self._patch_collectives()
 
     def _patch_shard_reduction(self) -> None:
-        """Observe FSDP2, if the program has imported it by now."""
+        """Observe FSDP, if the program has imported it by now."""
         from ddpcheck.agent.dispatcher import Dispatcher
 
         if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
+        for private in (torch_compat.FSDP1_FORWARD, torch_compat.FSDP2_FORWARD):
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.root_forward)
+        for private in (torch_compat.FSDP1, torch_compat.FSDP2_PARAMETERS):
+            cls = torch_compat.lookup(private)
+            if cls is not None:
+                self._observe(cls, "__init__", after=Dispatcher.sharding)
 
     def _patch_searches(self) -> None:
         """Observe where DDP begins to search for unused parameters. Called once there is a module that does."""

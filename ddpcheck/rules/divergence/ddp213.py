@@ -72,7 +72,7 @@ _KERNELS = {"deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark"
 def find(context: RuleContext) -> list[Finding]:
     differences: list[Finding] = []
     of_process: set[StateItem] = set()
-    for module in context.modules():
+    for module in context.modules_with_forwards():
         for difference in _differences(context, module):
             if difference.kind in (
                 StateItem.AUTOCAST,

@@ -52,7 +52,8 @@ def partly(*applied: tuple[float, float]) -> PartlyReduced | None:
 
 def test_the_mean_and_the_sum() -> None:
     mean, summed = stats_of([MEAN] * 3), stats_of([(18.0, 168.0)] * 3)
-    assert mean is not None and summed is not None
+    assert mean is not None
+    assert summed is not None
     assert (mean.means, mean.sums, mean.reduced) == (1, 0, True)
     assert (summed.means, summed.sums, summed.first_sum) == (0, 1, 2)
 
