@@ -219,6 +219,17 @@ FSDP_IS_ROOT = PrivateName(
 FSDP_MESH = PrivateName(
     "torch.distributed.fsdp:FullyShardedDataParallel", "_device_mesh", _FSDP_FORWARD, True, True
 )
+_FSDP1_SUMS = "the reduction of FSDP's gradients is not checked"
+FSDP1_REDUCTIONS = tuple(
+    PrivateName("torch.distributed.fsdp._runtime_utils", name, _FSDP1_SUMS)
+    for name in ("_reduce_grad", "_reduce_grad_no_shard")
+)
+FSDP_COMM_HOOK = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_comm_hook", _FSDP1_SUMS, True, True
+)
+FLAT_SAVED_SHARD = PrivateName("torch.nn:Parameter", "_saved_grad_shard", _FSDP1_SUMS, True, True)
+FLAT_CPU_GRADIENT = PrivateName("torch.nn:Parameter", "_cpu_grad", _FSDP1_SUMS, True, True)
+FLAT_NAMES = PrivateName("torch.nn:Parameter", "_fqns", _FSDP1_SUMS, True, True)
 FLAT_ORIGINALS = PrivateName(
     "torch.nn:Parameter", "_params", "original parameters of FSDP are not compared", True, True
 )

@@ -13,7 +13,7 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.replicated import original_names
-from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader
+from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader, read_flat_reduction
 from ddpcheck.agent.sharded import ShardedTracker
 from ddpcheck.agent.sharded_roots import RootTracker, ShardedRoot
 from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
@@ -79,7 +79,8 @@ class Dispatcher:
         self._shards_of = context.guarded("sharded", "of", self.sharded.of)
         self._reduction_reader: ShardReductionReader | None = None
         self._read_reduction = context.guarded("shard_reduction", "read", self._read_arguments)
-        # Whether FSDP2 has reduced gradients in the current backward.
+        self._read_flat_reduction = context.guarded("shard_reduction", "read_flat", read_flat_reduction)
+        # Whether FSDP has reduced gradients in the current backward.
         self._reducing = False
         self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
@@ -268,6 +269,15 @@ class Dispatcher:
         if self.context.world_size == 1 or self.context.config.gradients == "off":
             return
         reduction = self._read_reduction((args, kwargs))
+        if reduction is not None:
+            self._reducing = True
+            self.context.emit(Probe.shards_reducing, reduction)
+
+    def flat_reducing(self, state: Any, handle: Any) -> None:
+        """FSDP1 reduces the gradients of one flat parameter."""
+        if self.context.world_size == 1 or self.context.config.gradients == "off":
+            return
+        reduction = self._read_flat_reduction((state, handle))
         if reduction is not None:
             self._reducing = True
             self.context.emit(Probe.shards_reducing, reduction)

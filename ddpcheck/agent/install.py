@@ -194,6 +194,9 @@ class Agent:
         if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
+        for private in torch_compat.FSDP1_REDUCTIONS:
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.flat_reducing)
         for private in (torch_compat.FSDP1_FORWARD, torch_compat.FSDP2_FORWARD):
             if torch_compat.lookup(private) is not None:
                 self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.root_forward)

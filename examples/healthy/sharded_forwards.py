@@ -3,8 +3,8 @@
 ranks: 4
 expect: nothing
 cases: loader dropout batch_norm own_queue evaluated frozen_encoder sequence_parallel constant_input
-    fsdp1 fsdp1_hybrid fsdp1_by_layer two_models checkpointed replicate masks_alike own_steps autocast
-options: --allow-incomplete
+    two_models checkpointed replicate masks_alike own_steps autocast
+    fsdp1 fsdp1_no_shard fsdp1_by_layer fsdp1_accumulated fsdp1_no_sync fsdp1_precision fsdp1_hook
 torch: 2.10
 """
 
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -68,19 +69,31 @@ def sharded(case: str) -> Any:
         return replicate(network, mesh=init_device_mesh("cpu", (size,)))
     if case.startswith("fsdp1"):
         options: dict[str, Any] = {"device_id": torch.device("cpu"), "use_orig_params": case != "fsdp1"}
-        if case == "fsdp1_hybrid":
-            options["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
-            options["device_mesh"] = init_device_mesh("cpu", (2, 2))
+        options["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+        options["device_mesh"] = init_device_mesh("cpu", (2, 2))
+        if case == "fsdp1_precision":
+            options["mixed_precision"] = MixedPrecision(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.bfloat16
+            )
+        if case in ("fsdp1_no_shard", "fsdp1_hook"):
+            options = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
         if case == "fsdp1_by_layer":
             network.blocks = nn.ModuleList(
                 FullyShardedDataParallel(each, **options) for each in network.blocks
             )
-        return FullyShardedDataParallel(network, **options)
+        model = FullyShardedDataParallel(network, **options)
+        if case == "fsdp1_hook":
+            model.register_comm_hook(None, averaged)
+        return model
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    whole = init_device_mesh("cpu", (size,))
     for block in network.blocks:
-        fully_shard(block, mesh=mesh if case == "dropout" else whole)
-    return fully_shard(network, mesh=mesh if case == "dropout" else whole)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+def averaged(state: None, gradient: torch.Tensor) -> None:
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
 
 
 def batches(case: str) -> Any:
@@ -119,6 +132,9 @@ def main() -> None:
         model.eval()
     for step, inputs in enumerate(batches(case)):
         optimizer.zero_grad()
+        if case in ("fsdp1_accumulated", "fsdp1_no_sync"):
+            with model.no_sync() if case == "fsdp1_no_sync" else nullcontext():
+                functional.mse_loss(model(inputs.flip(0)), inputs.sin()).backward()
         given = encoder(inputs) if case == "frozen_encoder" else inputs
         with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
             outputs = model(given)

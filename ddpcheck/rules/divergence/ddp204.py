@@ -214,7 +214,7 @@ def _of_shards(context: RuleContext, stats: ReductionStats, ranks: tuple[int, ..
     """FSDP2's reduction: the shards that the ranks received, together, are not the mean of the local gradients."""
     worst, (phrase, missing) = stats.worst(), stats.actual()
     lossy = bool(custom) and not phrase and stats.worst_relative < _LARGEST_LOSSY_ERROR
-    source = f"the reduce-scatter of the job, {custom}," if custom else "the reduction itself"
+    source = f"the reduction of the job, {custom}," if custom else "the reduction itself"
     step, name = worst.step, worst.parameter.name
     evidence = {
         "error": worst.outcome.error,
@@ -237,8 +237,9 @@ def _of_shards(context: RuleContext, stats: ReductionStats, ranks: tuple[int, ..
         )
         cause = f"{source} returned {phrase}" if phrase else source.removesuffix(",")
         fix = (
-            "In the implementation that set_custom_reduce_scatter was given, reduce with the operation and the group "
-            "that are passed, and do not divide again."
+            "In the implementation that set_custom_reduce_scatter or register_comm_hook was given, reduce over all "
+            "ranks of its group. A communication hook of FSDP1 divides by their number, a reduce-scatter of FSDP2 "
+            "does not."
             if custom
             else "Suspect the network or the memory of a rank."
         )

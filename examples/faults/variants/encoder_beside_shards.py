@@ -2,9 +2,9 @@
 
 variant of: frozen_backbone_on_rank_0
 ranks: 3
-options: --allow-incomplete
+also: DDP606
 expect: DDP105
-cause: used in training steps
+cause: never synchronised
 step: none
 outliers: 2
 torch: 2.6

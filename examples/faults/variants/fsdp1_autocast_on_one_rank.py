@@ -2,7 +2,7 @@
 
 variant of: autocast_on_one_rank
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP213
 cause: autocast is on on rank 1 only
 stage: forward

@@ -2,7 +2,7 @@
 
 variant of: sampler_of_a_single_rank
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP301
 cause: is configured as rank 0 of 2
 stage: forward

@@ -4,7 +4,7 @@ The memory holds what it held before: other numbers on each rank. (Here, they ar
 
 variant of: -
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP210
 cause: FSDP does not synchronise buffers
 stage: init.after

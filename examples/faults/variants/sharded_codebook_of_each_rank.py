@@ -2,13 +2,13 @@
 
 variant of: codebook_from_own_data
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP210
 cause: buffers that each rank updates from its own data
 stage: buffers.end
 step: none
 outliers: 0 1
-parameter: *codebook
+parameter: codebook
 """
 
 import torch

@@ -2,11 +2,11 @@
 
 variant of: set_epoch_forgotten
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP303
 cause: set_epoch was not called
 outliers: 0 1
-step: none
+step: 4
 torch: 2.6
 """
 

@@ -2,7 +2,7 @@
 
 variant of: same_masks_seeded_late
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP306
 cause: every rank seeded its generator with the same number
 stage: forward

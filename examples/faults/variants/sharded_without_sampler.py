@@ -2,7 +2,7 @@
 
 variant of: no_distributed_sampler
 ranks: 2
-options: --allow-incomplete
+also: DDP606
 expect: DDP301
 cause: no sampler splits the data
 stage: forward
