@@ -275,6 +275,7 @@ class Dispatcher:
 
     def flat_reducing(self, state: Any, handle: Any) -> None:
         """FSDP1 reduces the gradients of one flat parameter."""
+        self.sharded.flat_reductions += 1
         if self.context.world_size == 1 or self.context.config.gradients == "off":
             return
         reduction = self._read_flat_reduction((state, handle))
