@@ -14,7 +14,7 @@ from ddpcheck.agent import training_thread
 from ddpcheck.agent.rendezvous import RendezvousNote
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD
-from ddpcheck.injection import write_fault_line
+from ddpcheck.injection import LaterImportFinder, write_fault_line
 from ddpcheck.patches import (
     Patches,
     attempting,
@@ -26,6 +26,9 @@ from ddpcheck.patches import (
 )
 from ddpcheck.probes.checkpoints.tracker import CHECKPOINTS
 from ddpcheck.probes.process.startup_tracer import STARTUP
+
+# Programs may import it after they have created a process group.
+FSDP = "torch.distributed.fsdp"
 
 
 class Agent:
@@ -110,8 +113,11 @@ class Agent:
         self._sessions += 1
         self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
         self._hook_steps()
-        self._patch_shard_reduction()
+        self._patch_fsdp()
         if self._sessions == 1:
+            if FSDP not in sys.modules:
+                imported = GUARD.protect("agent", "fsdp_imported", self._patch_fsdp, while_capturing=True)
+                sys.meta_path.insert(0, LaterImportFinder(FSDP, imported))
             self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
             self._patch_exits()
@@ -163,7 +169,6 @@ class Agent:
 
         Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
         """
-        self._patch_shard_reduction()
         if self._training_patched:
             return
         self._training_patched = True
@@ -187,7 +192,7 @@ class Agent:
         self._patch_loaders()
         self._patch_collectives()
 
-    def _patch_shard_reduction(self) -> None:
+    def _patch_fsdp(self) -> None:
         """Observe FSDP, if the program has imported it by now."""
         from ddpcheck.agent.dispatcher import Dispatcher
 

@@ -325,6 +325,30 @@ def sharded(job: Job) -> nn.Module:
     return model
 
 
+def sharded_flat(job: Job) -> nn.Module:
+    """FSDP1 in layers."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    device.configure("log delay=800")
+    job.device = torch.device(device.TYPE, job.rank)
+    torch.sim.set_device(job.rank)  # type: ignore[attr-defined]
+    options = {"sharding_strategy": ShardingStrategy.NO_SHARD, "device_id": job.device}
+    layers = [
+        FullyShardedDataParallel(layer, **options) if isinstance(layer, nn.Linear) else layer
+        for layer in network().to(job.device).children()
+    ]
+    model = FullyShardedDataParallel(nn.Sequential(*layers), **options)
+    torch.manual_seed(100 + job.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        job.end_step(step)
+    return model
+
+
 CASES: dict[str, Callable[[Job], nn.Module]] = {
     case.__name__: case
     for case in (
@@ -342,6 +366,7 @@ CASES: dict[str, Callable[[Job], nn.Module]] = {
         compiled,
         by_hand,
         sharded,
+        sharded_flat,
     )
 }
 

@@ -87,7 +87,7 @@ def everything(rank: int, world_size: int) -> list[Any]:
     if os.environ["BREAK"].partition(".")[0] in ("", "checkpoints"):
         checkpoint_formats(beside)
     if os.environ["BREAK"] == "" or any(
-        word in os.environ["BREAK"] for word in ("shard", "pending_gradients", "root", "flat")
+        word in os.environ["BREAK"] for word in ("shard", "pending_gradients", "root", "flat", "fsdp")
     ):
         sharded_step(rank, world_size)
     if os.environ["BREAK"] in ("", "agent.compile"):
