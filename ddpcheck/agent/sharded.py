@@ -23,8 +23,8 @@ from ddpcheck.agent.tracked_module import ModuleContents, ParamSetChange, Slot, 
 from ddpcheck.agent.unwrapped import Ordinals, is_shard, live_modules, nothing, parameter_paths
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.coverage import is_dtensor
-from ddpcheck.probes.pending_gradients import DTENSOR
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.sharded import DTENSOR
 from ddpcheck.records.kinds.modules import (
     FIRST_SHARDED,
     FIRST_WITHOUT_REPLICA,

@@ -17,14 +17,16 @@ from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.tracked_module import ModuleContents, ParamSetChange, TrackedModule, named_slots
 from ddpcheck.agent.unwrapped import Ordinals
 from ddpcheck.guard import GUARD
-from ddpcheck.probes.pending_gradients import DTENSOR
 from ddpcheck.probes.probe import Probe
 from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.probes.sharded import DTENSOR
 from ddpcheck.records.kinds.modules import FIRST_ROOT, ModuleRecord, ModuleRole
 
 # FSDP2 makes a class of its own, named after the module's.
 _PREFIXES = ("FSDP", "Replicate")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Layers without a common root are roots of their own. More of them would show nothing further.
+MOST_ROOTS = 8
 
 
 class RootMesh(NamedTuple):
@@ -90,6 +92,8 @@ class RootTracker:
         known = self._roots.get(id(module), self)
         if known is None or (isinstance(known, ShardedRoot) and known.ddp() is module):
             return known, False
+        if len(self._roots) >= MOST_ROOTS and id(module) not in self._roots:
+            return None, False
         tracked = self._roots[id(module)] = self._track(module)
         if tracked is not None:
             weakref.finalize(module, self._on_released, id(module), tracked).atexit = False
@@ -138,11 +142,11 @@ class RootTracker:
         """The roots of which the optimizer steps parameters."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         roots = [root for root in self._roots.values() if root is not None]
-        found: list[TrackedModule] = [
+        stepped_roots: list[TrackedModule] = [
             root for root in roots if (module := root.ddp()) is not None and _holds(module, stepped)
         ]
         # FSDP may keep the whole parameters in their modules.
-        return found or (list(roots) if len(roots) == 1 else [])
+        return stepped_roots or (list(roots) if len(roots) == 1 else [])
 
     def _release(self, identity: int, tracked: ShardedRoot) -> None:
         if self._roots.get(identity) is tracked:

@@ -3,7 +3,7 @@
 ranks: 4
 expect: nothing
 cases: loader dropout batch_norm own_queue evaluated frozen_encoder sequence_parallel constant_input
-    two_models checkpointed replicate masks_alike own_steps autocast
+    reference fsdp1_reference fsdp1_flat_reference no_root two_models checkpointed replicate masks_alike own_steps autocast
     fsdp1 fsdp1_no_shard fsdp1_by_layer fsdp1_accumulated fsdp1_no_sync fsdp1_precision fsdp1_hook
 torch: 2.10
 """
@@ -68,7 +68,10 @@ def sharded(case: str) -> Any:
 
         return replicate(network, mesh=init_device_mesh("cpu", (size,)))
     if case.startswith("fsdp1"):
-        options: dict[str, Any] = {"device_id": torch.device("cpu"), "use_orig_params": case != "fsdp1"}
+        options: dict[str, Any] = {
+            "device_id": torch.device("cpu"),
+            "use_orig_params": case not in ("fsdp1", "fsdp1_flat_reference"),
+        }
         options["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
         options["device_mesh"] = init_device_mesh("cpu", (2, 2))
         if case == "fsdp1_precision":
@@ -88,6 +91,10 @@ def sharded(case: str) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     for block in network.blocks:
         fully_shard(block, mesh=mesh)
+    if case == "no_root":
+        # Its layers are all there is.
+        fully_shard(network.norm, mesh=mesh)
+        return network
     return fully_shard(network, mesh=mesh)
 
 
@@ -124,6 +131,8 @@ def main() -> None:
     torch.manual_seed(71)
     model = sharded(case)
     second = sharded(case) if case == "two_models" else None
+    # Frozen and sharded too: of another policy, or of the same one before the training.
+    reference = sharded(case).requires_grad_(False).eval() if "reference" in case else None
     encoder = nn.Linear(8, 8).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     other = torch.optim.SGD(second.parameters(), lr=0.1) if second is not None else None
@@ -146,6 +155,10 @@ def main() -> None:
         if second is not None and other is not None:
             other.zero_grad()
             loss = loss + functional.mse_loss(second(inputs), inputs.sin())
+        if reference is not None:
+            with torch.no_grad():
+                before = reference(inputs)
+            loss = loss + functional.mse_loss(outputs, before)
         loss.backward()
         optimizer.step()
         if other is not None:

@@ -1,4 +1,4 @@
-"""FSDP2 trains a head on a frozen encoder that nobody wrapped. Rank 2 loaded other weights.
+"""FSDP2 trains a head on a frozen encoder outside of it. Rank 2 loaded other weights.
 
 variant of: frozen_backbone_on_rank_0
 ranks: 3
