@@ -3,8 +3,8 @@
 ranks: 4
 expect: nothing
 cases: loader dropout batch_norm own_queue evaluated frozen_encoder sequence_parallel constant_input
-    reference fsdp1_reference fsdp1_flat_reference no_root two_models checkpointed replicate masks_alike own_steps autocast
-    fsdp1 fsdp1_no_shard fsdp1_by_layer fsdp1_accumulated fsdp1_no_sync fsdp1_precision fsdp1_hook
+    reference fsdp1_reference fsdp1_flat_reference no_root two_models checkpointed replicate masks_alike own_steps
+    autocast fsdp1 fsdp1_no_shard fsdp1_by_layer fsdp1_accumulated fsdp1_no_sync fsdp1_precision fsdp1_hook
 torch: 2.10
 """
 
