@@ -249,7 +249,8 @@ class Dispatcher:
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         if not self._wrapped():
             self.context.emit(Probe.unwrapped_backward)
-            return
+            if not self._roots.made:
+                return
         for tracked in self._in_order:
             if tracked.backward is not None:
                 tracked.backward.backward_called()
@@ -288,12 +289,12 @@ class Dispatcher:
         if self._reducing and not torch_compat.in_backward():
             self._reducing = False
             self.context.emit(Probe.shards_reduced)
-        if self._wrapped():
+        if self._wrapped() or self._roots.made:
             self.context.emit(Probe.backward_returned)
 
     def _wrapped(self) -> bool:
         """Whether the job has a module that is compared, or had one: wrapped, or stepped outside of DDP."""
-        return bool(self._count or self._in_order)
+        return bool(self._count > self._roots.made or self._in_order)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         # A step that raised has not ended either: then the stack decides.

@@ -78,6 +78,8 @@ class RootTracker:
         self._context = context
         self._new_index = new_index
         self._ordinals = Ordinals()
+        # How many were found. Their parameters are compared only once an optimizer steps them.
+        self.made = 0
         # By id of the module; None: not tracked.
         self._roots: dict[int, ShardedRoot | None] = {}
         # Roots with a forward that no backward has followed yet.
@@ -109,6 +111,7 @@ class RootTracker:
             name = (
                 next((name.removeprefix(each) for each in _PREFIXES if name.startswith(each)), name) or name
             )
+        self.made += 1
         return ShardedRoot(
             index=self._new_index(),
             ordinal=self._ordinals.of(ModuleRole.ROOT, name, (), FIRST_ROOT),

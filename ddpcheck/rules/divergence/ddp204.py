@@ -214,7 +214,7 @@ def _of_shards(context: RuleContext, stats: ReductionStats, ranks: tuple[int, ..
     """FSDP2's reduction: the shards that the ranks received, together, are not the mean of the local gradients."""
     worst, (phrase, missing) = stats.worst(), stats.actual()
     lossy = bool(custom) and not phrase and stats.worst_relative < _LARGEST_LOSSY_ERROR
-    source = f"the reduction of the job, {custom}," if custom else "the reduction itself"
+    source = f"the reduce-scatter of the job, {custom}," if custom else "the reduction itself"
     step, name = worst.step, worst.parameter.name
     evidence = {
         "error": worst.outcome.error,

@@ -4,7 +4,7 @@ variant of: -
 ranks: 2
 expect: DDP302
 also: DDP606
-cause: replicas
+cause: samplers split the data among 3, but 2 ranks train
 stage: forward
 step: 0
 outliers: 0 1
