@@ -12,7 +12,6 @@ from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects_per_module
 from ddpcheck.analysis.allreduce.mean_check import SketchTable, can_check, check_parts, parts_of
 from ddpcheck.formatting import name_ranks
-from ddpcheck.records.codecs import Packed
 from ddpcheck.records.kinds.gradients import ManualReductionRecord
 
 if TYPE_CHECKING:
@@ -147,8 +146,10 @@ class _Gradients:
         left_out: list[int] = []
         results: set[tuple[tuple[Ranks, ...], Ranks]] = set()
         for index in indices:
-            if self._is_kept(index):
-                left_out.append(index)
+            if self._is_kept(index, self._ranks):
+                # Ranks that compute the same gradients need not reduce them.
+                if len({self._local.at(rank, index) for rank in self._ranks}) > 1:
+                    left_out.append(index)
                 continue
             result = self._result(index)
             if result is None:
@@ -159,10 +160,9 @@ class _Gradients:
         groups, received_by = results.pop()
         return PartlyReduced(step, tuple(left_out), groups, received_by)
 
-    def _is_kept(self, index: int) -> bool:
-        """Whether every rank applies its own gradient, and these differ."""
-        rows: list[Packed | None] = [self._applied.at(rank, index) for rank in self._ranks]
-        return len(set(rows)) > 1 and rows == [self._local.at(rank, index) for rank in self._ranks]
+    def _is_kept(self, index: int, ranks: Ranks) -> bool:
+        """Whether each of these ranks applies its own gradient."""
+        return all(self._applied.at(rank, index) == self._local.at(rank, index) for rank in ranks)
 
     def _result(self, index: int) -> tuple[tuple[Ranks, ...], Ranks] | None:
         """`groups` and `received_by` of one parameter; None: it is not known what some ranks apply."""
@@ -174,7 +174,10 @@ class _Gradients:
         if received:
             return (), received[0]
         within = all(self._is_shared(index, ranks, ranks) for ranks in groups)
-        return (groups, ()) if within and any(len(ranks) > 1 for ranks in groups) else None
+        together = [ranks for ranks in groups if len(ranks) > 1]
+        # Ranks with the same batch apply the same gradients, too.
+        reduced = together and not any(self._is_kept(index, ranks) for ranks in together)
+        return (groups, ()) if within and reduced else None
 
     def _is_shared(self, index: int, contributing: Ranks, applying: Ranks) -> bool:
         """Whether `applying` apply the mean or the sum of the gradients of `contributing`."""

@@ -25,12 +25,15 @@ MEAN = (6.0, 56.0)
 
 
 def stats_of(
-    applied: Sequence[tuple[float, float]], own_mean: bool = True, backwards: int = 1
+    applied: Sequence[tuple[float, float]],
+    own_mean: bool = True,
+    backwards: int = 1,
+    local: Sequence[tuple[float, float]] = LOCAL,
 ) -> ManualReductionStats | None:
     module = module_key(range(3), 0)
     description: Any = SimpleNamespace(parameters=[["a", "float32", [4], 1], ["b", "float32", [4], 1]])
     collector = ManualReductionCollector(None)  # type: ignore[arg-type]
-    for number, (own, result) in enumerate(zip(LOCAL, applied, strict=True)):
+    for number, (own, result) in enumerate(zip(local, applied, strict=True)):
         rank: Any = SimpleNamespace(number=number, latest={module: description})
         record = ManualReductionRecord(
             module=0,
@@ -93,3 +96,18 @@ def test_a_rank_that_does_not_apply_the_result() -> None:
 def test_nothing_is_said_of_ranks_that_train_apart_or_scale_their_gradients() -> None:
     assert partly(*LOCAL) is None
     assert partly((0.1, 0.8), (0.3, 3.2), (1.4, 12.8)) is None
+
+
+def test_parameters_with_the_same_gradients_on_all_ranks_are_not_reduced_for_certain() -> None:
+    """As in front of layers that are divided among the ranks."""
+    same = [(1.0, 8.0), (1.0, 32.0), (1.0, 128.0)]
+    stats = stats_of(same, local=same)
+    assert stats is not None
+    assert stats.partly == {}
+
+
+def test_ranks_with_the_same_batch_have_not_reduced_their_gradients() -> None:
+    same = [(1.0, 8.0), (1.0, 8.0), (3.0, 128.0)]
+    stats = stats_of(same, local=same)
+    assert stats is not None
+    assert stats.partly == {}
