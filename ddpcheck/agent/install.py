@@ -116,7 +116,7 @@ class Agent:
         self._patch_fsdp()
         if self._sessions == 1:
             if FSDP not in sys.modules:
-                imported = GUARD.protect("agent", "fsdp_imported", self._patch_fsdp, while_capturing=True)
+                imported = GUARD.protect("agent", "fsdp_imported", self._fsdp_imported, while_capturing=True)
                 sys.meta_path.insert(0, LaterImportFinder(FSDP, imported))
             self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
@@ -169,6 +169,7 @@ class Agent:
 
         Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
         """
+        self._patch_fsdp()
         if self._training_patched:
             return
         self._training_patched = True
@@ -191,6 +192,12 @@ class Agent:
             self._observe(scaler, "step", before=Dispatcher.scaler_before, after=Dispatcher.scaler_after)
         self._patch_loaders()
         self._patch_collectives()
+
+    def _fsdp_imported(self) -> None:
+        compiler = sys.modules.get(torch_compat.DYNAMO_DISABLE.owner)
+        if compiler is None or hasattr(compiler, torch_compat.DYNAMO_DISABLE.name):
+            self._patch_fsdp()
+        # Else the compiler imports it, and is not complete: patches cannot be hidden from it yet.
 
     def _patch_fsdp(self) -> None:
         """Observe FSDP, if the program has imported it by now."""
