@@ -188,11 +188,14 @@ class AllReduceVerifier:
         """`ended`: ranks that write no more records."""
         if rank not in members(module):
             return
-        self._described(module)[record.number] = description
         # Compare counts: this runs for every record.
         if self._gone != (len(ended), len(self.lost)):
             self._gone = (len(ended), len(self.lost))
             self._stop_waiting({*ended, *self.lost})
+        if rank in self.lost and (module, record.number) not in self._pending:
+            # The other ranks may have been compared without it: alone, it would count as the only one with data.
+            return
+        self._described(module)[record.number] = description
         if self._pending.add((module, record.number), members(module), rank, record):
             self._finish(module, record.number)
         elif len(self._pending) > MOST_PENDING:
