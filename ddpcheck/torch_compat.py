@@ -179,6 +179,7 @@ WRAPPED_CHILDREN = (
         "torch.distributed.fsdp:FullyShardedDataParallel", "_fsdp_wrapped_module", _CHILDREN_CHECK, True
     ),
 )
+WRAPPED_BY_FSDP = WRAPPED_CHILDREN[1]
 _LOSS_CHECK = "a loss that is a mean over unequal counts is taken for a sum"
 LOSS_REDUCTION = PrivateName("torch.autograd.graph:Node", "_saved_reduction", _LOSS_CHECK, True, True)
 LOSS_FACTOR = PrivateName("torch.autograd.graph:Node", "_saved_other", _LOSS_CHECK, True, True)
@@ -222,6 +223,35 @@ FSDP_REPLICAS = PrivateName(
     True,
     True,
 )
+_FSDP_FORWARD = "forwards of sharded modules are not observed: their data, random numbers, modes and buffers"
+FSDP1_FORWARD = PrivateName(
+    "torch.distributed.fsdp.fully_sharded_data_parallel", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP2_FORWARD = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP1 = PrivateName("torch.distributed.fsdp", "FullyShardedDataParallel", _FSDP_FORWARD, optional=True)
+FSDP2_PARAMETERS = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", _FSDP_FORWARD
+)
+# Of the state of FSDP1 and of FSDP2.
+FSDP_IS_ROOT = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_is_root", _FSDP_FORWARD, True, True
+)
+FSDP_MESH = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_device_mesh", _FSDP_FORWARD, True, True
+)
+_FSDP1_SUMS = "the reduction of FSDP's gradients is not checked"
+FSDP1_REDUCTIONS = tuple(
+    PrivateName("torch.distributed.fsdp._runtime_utils", name, _FSDP1_SUMS)
+    for name in ("_reduce_grad", "_reduce_grad_no_shard")
+)
+FSDP_COMM_HOOK = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_comm_hook", _FSDP1_SUMS, True, True
+)
+FLAT_SAVED_SHARD = PrivateName("torch.nn:Parameter", "_saved_grad_shard", _FSDP1_SUMS, True, True)
+FLAT_CPU_GRADIENT = PrivateName("torch.nn:Parameter", "_cpu_grad", _FSDP1_SUMS, True, True)
+FLAT_NAMES = PrivateName("torch.nn:Parameter", "_fqns", _FSDP1_SUMS, True, True)
 FLAT_ORIGINALS = PrivateName(
     "torch.nn:Parameter", "_params", "original parameters of FSDP are not compared", True, True
 )

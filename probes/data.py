@@ -63,6 +63,7 @@ class DataProbe(Probe):
     name = "data"
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {
         "forward_inputs": BudgetItem.SKETCH,
+        "root_forward": BudgetItem.SKETCH,
         "backward_called": BudgetItem.SKETCH,
         "before_step": BudgetItem.SKETCH,
         "after_step": BudgetItem.SKETCH,
@@ -90,6 +91,9 @@ class DataProbe(Probe):
         self._devices.update(dict.fromkeys(devices_of(tracked.tensors(tracked.parameters))))
         self._after = rng_states(self._devices)
 
+    def root_found(self, tracked: TrackedModule) -> None:
+        self.after_wrap(tracked)
+
     def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = tracked.ddp()
         # Gradients are often enabled during evaluation, which may use the same data on every rank.
@@ -109,6 +113,8 @@ class DataProbe(Probe):
             self._open = _start_record(tracked, args, kwargs, drew)
         self._drain()
 
+    root_forward = forward_inputs
+
     def backward_called(self, tensors: Any) -> None:
         """Random numbers that are drawn later do not enter local gradients: noise on reduced ones, choices for a log.
 
@@ -124,7 +130,7 @@ class DataProbe(Probe):
         if self._before is None:
             return
         index, before = self._before
-        if any(tracked.index == index for tracked in optimizer.modules):
+        if any(tracked.index == index for tracked in (*optimizer.modules, *optimizer.roots)):
             drew = rng_digest(before, rng_states(self._devices)) if self._drew is None else self._drew
             self._before = self._drew = None
             if self._open is not None:

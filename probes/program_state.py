@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.kinds.modules import ModuleRole
 from ddpcheck.records.kinds.state import StateRecord
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ MOST_RECORDS = 256
 MOST_ENTRIES = 5000
 # Variables that override the precision of matrix products.
 _OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# In paths of modules inside FSDP1.
+_FSDP1_CHILD = f"{torch_compat.WRAPPED_BY_FSDP.name}."
 # Combinations of the quickly read values that are kept.
 MOST_READINGS = 16
 
@@ -77,6 +81,7 @@ class ModuleTable:
             # A scripted module has its attributes elsewhere.
             if type(attributes.get("training")) is not bool or len(self.paths) >= MOST_ENTRIES:
                 continue
+            path = path.replace(_FSDP1_CHILD, "")
             self.paths.append(path)
             self.modules.append(weakref.ref(child))
             for name in SETTINGS:
@@ -167,15 +172,18 @@ class ProgramStateProbe(Probe):
                 state.readings.clear()
             state.readings[quick] = reading
         state.current = reading.snapshot
-        if tracked.backward is None:
+        if tracked.backward is None and tracked.role is not ModuleRole.ROOT:
             _count(state)
+
+    def root_forward(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.before_forward(tracked)
 
     def backward_begun(self, tracked: TrackedModule) -> None:
         state = self._states.get(tracked.index)
         if state is not None:
             _count(state)
 
-    unsynced_backward_begun = backward_begun
+    unsynced_backward_begun = root_backward = backward_begun
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         state = self._states.pop(tracked.index, None)
@@ -184,7 +192,7 @@ class ProgramStateProbe(Probe):
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         # The first state is written at once: a job that hangs later has it in its records.
-        for tracked in optimizer.modules:
+        for tracked in (*optimizer.modules, *optimizer.roots):
             state = self._states.get(tracked.index)
             if state is not None and not state.written:
                 self._write(tracked.index, state)

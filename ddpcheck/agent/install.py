@@ -14,7 +14,7 @@ from ddpcheck.agent import training_thread
 from ddpcheck.agent.rendezvous import RendezvousNote
 from ddpcheck.config import Config
 from ddpcheck.guard import GUARD, EntryPoint
-from ddpcheck.injection import write_fault_line
+from ddpcheck.injection import LaterImportFinder, write_fault_line
 from ddpcheck.patches import (
     Patches,
     attempting,
@@ -26,6 +26,9 @@ from ddpcheck.patches import (
 )
 from ddpcheck.probes.checkpoints.tracker import CHECKPOINTS
 from ddpcheck.probes.process.startup_tracer import STARTUP
+
+# Programs may import it after they have created a process group.
+FSDP = "torch.distributed.fsdp"
 
 
 class Agent:
@@ -113,8 +116,11 @@ class Agent:
         self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
         self._dispatch_to(self._dispatcher)
         self._hook_steps()
-        self._patch_shard_reduction()
+        self._patch_fsdp()
         if self._sessions == 1:
+            if FSDP not in sys.modules:
+                imported = GUARD.protect("agent", "fsdp_imported", self._fsdp_imported, while_capturing=True)
+                sys.meta_path.insert(0, LaterImportFinder(FSDP, imported))
             self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
             self._patch_exits()
@@ -166,7 +172,7 @@ class Agent:
 
         Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
         """
-        self._patch_shard_reduction()
+        self._patch_fsdp()
         if self._training_patched:
             return
         self._training_patched = True
@@ -190,13 +196,29 @@ class Agent:
         self._patch_loaders()
         self._patch_collectives()
 
-    def _patch_shard_reduction(self) -> None:
-        """Observe FSDP2, if the program has imported it by now."""
+    def _fsdp_imported(self) -> None:
+        compiler = sys.modules.get(torch_compat.DYNAMO_DISABLE.owner)
+        if compiler is None or hasattr(compiler, torch_compat.DYNAMO_DISABLE.name):
+            self._patch_fsdp()
+        # Else the compiler imports it, and is not complete: patches cannot be hidden from it yet.
+
+    def _patch_fsdp(self) -> None:
+        """Observe FSDP, if the program has imported it by now."""
         from ddpcheck.agent.dispatcher import Dispatcher
 
         if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
+        for private in torch_compat.FSDP1_REDUCTIONS:
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.flat_reducing)
+        for private in (torch_compat.FSDP1_FORWARD, torch_compat.FSDP2_FORWARD):
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.root_forward)
+        for private in (torch_compat.FSDP1, torch_compat.FSDP2_PARAMETERS):
+            cls = torch_compat.lookup(private)
+            if cls is not None:
+                self._observe(cls, "__init__", after=Dispatcher.sharding)
 
     def _patch_searches(self) -> None:
         """Observe where DDP begins to search for unused parameters. Called once there is a module that does."""

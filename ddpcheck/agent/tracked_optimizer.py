@@ -42,6 +42,8 @@ class TrackedOptimizer:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     hyper: str = ""
     modules: list[TrackedModule] = field(default_factory=list)
+    # The outermost modules that FSDP shards and of which it steps parameters.
+    roots: list[TrackedModule] = field(default_factory=list)
     # Per module index: per group, the indices of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
     # The values that `hyperparameters` was made from; empty if they may change in place.

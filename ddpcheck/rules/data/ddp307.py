@@ -43,7 +43,7 @@ _PARTS = {"i": "label", "I": "integers", "f": "input"}
 def find(context: RuleContext) -> list[Finding]:
     collected = context.attempt.collector(SampleCollector)
     findings = []
-    for module in context.modules():
+    for module in context.modules_with_forwards():
         for loader in collected.loaders():
             order = _order(context, module, collected, loader)
             samples = collected.samples.get(module, {}).get(loader)

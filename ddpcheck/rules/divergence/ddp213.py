@@ -39,11 +39,11 @@ _SEVERITY = {
 }
 _EFFECT = {
     StateItem.MODE: "Their gradients belong to different functions of the same weights (dropout, statistics of "
-    "normalisation layers), and DDP averages them.",
+    "normalisation layers), which are averaged.",
     StateItem.FROZEN: "Ranks on which a parameter is frozen send zeros for it, so its mean gradient is too small.",
-    StateItem.SETTING: "Their gradients belong to different functions of the same weights, and DDP averages them.",
-    StateItem.AUTOCAST: "Ranks compute their gradients with different precision, and DDP averages them.",
-    StateItem.PRECISION: "Ranks compute their gradients with different precision, and DDP averages them.",
+    StateItem.SETTING: "Their gradients belong to different functions of the same weights, which are averaged.",
+    StateItem.AUTOCAST: "Ranks compute their gradients with different precision, which are averaged.",
+    StateItem.PRECISION: "Ranks compute their gradients with different precision, which are averaged.",
     StateItem.THREADS: "Sums over another number of threads differ in their last bits.",
     StateItem.HASH_SEED: "What is built in the order of a set of texts is another on each of these ranks.",
 }
@@ -76,7 +76,7 @@ _KERNELS = {"deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark"
 def find(context: RuleContext) -> list[Finding]:
     differences: list[Finding] = []
     of_process: set[StateItem] = set()
-    for module in context.modules():
+    for module in context.modules_with_forwards():
         for difference in _differences(context, module):
             if difference.kind in (
                 StateItem.AUTOCAST,
