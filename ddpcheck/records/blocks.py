@@ -223,6 +223,10 @@ class BlockBuilder:
         self.size += 64 + sum(texts)
         return True
 
+    def tables(self) -> list[list[Record]]:
+        """The records by table."""
+        return [rows for _, rows in self._tables.values()]
+
     def line(self) -> bytes:
         """The block, with its newline."""
         data = _BlockData()

@@ -28,12 +28,15 @@ from typing import Any, ClassVar, TypeVar
 # Version of the record files. Readers accept every version listed here.
 # 1 (2026-11): first version: JSON lines.
 # 2 (2026-11): records that are written at every step are in blocks between the lines: see `ddpcheck.records.blocks`.
-SCHEMA = 2
+# 3 (2026-11): long files are continued in parts, of which some are folded: see `ddpcheck.records.folding`.
+SCHEMA = 3
 
 RANK_FILES = "rank-*.jsonl"
 # Beside each file while its rank runs: the records of the block that the rank collects.
 RECENT_SUFFIX = ".recent"
-_RECENT_KIND = "after"
+_RECENT_KIND, _RECENT_PART = "after", "part"
+# Its further parts, by number, and what is left of those that were folded.
+PART_SUFFIX, FOLDED_SUFFIX = ".part", ".folded"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class BlockTable:
 
     by: tuple[str, ...] = ()
     texts: Mapping[str, TextEncoding] = field(default_factory=dict)
+    # Each rank writes them at moments of its own: they are not compared row by row.
+    of_one_rank: bool = False
+    # Fields with what has changed: a summary keeps the last value of each key.
+    merged: tuple[str, ...] = ()
 
 
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
@@ -130,19 +137,22 @@ def to_line(record: Record) -> bytes:
     return json.dumps(to_mapping(record), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
-def recent_header(size: int) -> bytes:
-    """The first line of a file of recent records: the size of the rank's file when it was begun."""
-    return json.dumps({_RECENT_KIND: size}).encode() + b"\n"
+def recent_header(size: int, part: int = 0) -> bytes:
+    """The first line of a file of recent records: the part of the rank's file when it was begun, and its size."""
+    numbers = {_RECENT_KIND: size, **({_RECENT_PART: part} if part else {})}
+    return json.dumps(numbers).encode() + b"\n"
 
 
-def size_before(header: bytes) -> int:
-    """What `recent_header` states; -1 where the line is damaged."""
+def size_before(header: bytes) -> tuple[int, int]:
+    """The part and its size in `recent_header`; (0, -1) where the line is damaged."""
     try:
         raw = json.loads(header)
-    except ValueError:
-        return -1
-    size = raw.get(_RECENT_KIND) if isinstance(raw, dict) else None
-    return size if type(size) is int else -1
+    except (ValueError, RecursionError):
+        return 0, -1
+    if not isinstance(raw, dict):
+        return 0, -1
+    part, size = raw.get(_RECENT_PART, 0), raw.get(_RECENT_KIND)
+    return (part, size) if type(part) is int and type(size) is int else (0, -1)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Record | None:

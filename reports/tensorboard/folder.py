@@ -165,7 +165,16 @@ def _short(name: str, most: int) -> str:
 
 
 MARK = "ddpcheck.json"
-_SOURCES = ("run.json", "rank-*.jsonl", "node-*.jsonl", "links.json", "gradients/*.safetensors", "traces/*")
+_SOURCES = (
+    "run.json",
+    "rank-*.jsonl",
+    "rank-*.part*",
+    "folds.jsonl",
+    "node-*.jsonl",
+    "links.json",
+    "gradients/*.safetensors",
+    "traces/*",
+)
 
 
 def mark_of(run: Path) -> dict[str, Any]:
