@@ -14,13 +14,15 @@ from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.node_notes import NodeNotes
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.analysis.unwrapped.collector import UnwrappedCollector
-from ddpcheck.records.folding import Fold, add_fold, fold_part
+from ddpcheck.records.folding import Fold, add_fold, fold_part, folded_path, join_parts, joined
 from ddpcheck.rules.rule import in_report_order
 
 # The latest parts of every rank are kept, and so many more before the next ones are folded.
 PARTS_LEFT, PARTS_AT_ONCE = 3, 3
 # Parts around this many findings are kept.
 MOST_KEPT = 8
+# What is left of a rank's parts. Above it, so many folds become one.
+MOST_FOLDED_BYTES, FOLDS_AT_ONCE = 8 << 20, 8
 TICK_SECONDS = 2.0
 # Most of a tick. After an error, such as a full disk, nothing is folded for a while.
 WORK_SECONDS, PAUSE_SECONDS = 0.1, 60.0
@@ -38,6 +40,10 @@ class Folding:
         self._work: deque[tuple[str, list[StepRange]]] = deque()
         self._parts: Iterator[tuple[Path, int]] = iter(())
         self._part: tuple[Path, int] | None = None
+        # The size of what is left of a rank's parts, of the rank with most; and that at which folds are joined.
+        self._largest, self._limit = 0, MOST_FOLDED_BYTES
+        # The files that are to be written again, and the folds that were joined.
+        self._rewrites: deque[tuple[Path, list[Fold]]] = deque()
 
     def follow(self, session: str) -> None:
         """Fold steps of this attempt. A second attempt with the same session has other steps of the same numbers."""
@@ -87,8 +93,18 @@ class Folding:
         while time.monotonic() < deadline:
             self._part = self._part or next(self._parts, None)
             if self._part is not None:
-                fold_part(*self._part)
+                if fold_part(*self._part):
+                    self._largest = max(self._largest, folded_path(self._part[0]).stat().st_size)
                 self._part = None
+            elif self._rewrites:
+                path, folds = self._rewrites[0]
+                join_parts(path, folds)
+                self._largest = max(self._largest, folded_path(path).stat().st_size)
+                # Where most of it are events, it is not much smaller now.
+                self._limit = max(self._limit, 2 * self._largest)
+                self._rewrites.popleft()
+            elif self._largest > self._limit:
+                self._join_folds()
             elif self._work:
                 session, ranges = self._work[0]
                 attempt = self._run.attempts.get(session)
@@ -99,6 +115,18 @@ class Folding:
                 self._work.popleft()
             else:
                 return
+
+    def _join_folds(self) -> None:
+        """Have fewer, longer folds, but for the latest ones."""
+        self._largest, self._limit = 0, MOST_FOLDED_BYTES
+        self._run.folds.refresh()
+        for session in self._sessions:
+            joins = joined(self._run.folds.of(session)[:-FOLDS_AT_ONCE], FOLDS_AT_ONCE)
+            for fold in joins:
+                add_fold(self._run.path, fold)
+            if joins:
+                paths = self._run.files_of(session).values()
+                self._rewrites += [(path, joins) for path in paths if folded_path(path).exists()]
 
     def _parts_of(self, session: str, ranges: list[StepRange]) -> Iterator[tuple[Path, int]]:
         paths = self._run.files_of(session)

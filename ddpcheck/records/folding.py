@@ -7,7 +7,9 @@
 
 The launcher writes a line of `folds.jsonl` before it folds the first file, and removes a part after what is left of it
 has been written. If it is killed in between, some ranks still have parts of these steps: readers take only their
-events and summaries, as of folded parts, so that all ranks have the same records of each step.
+events and summaries, as of folded parts, so that all ranks have the same records of each step. Once what is left is
+large, folds are joined in the same way: a line of `folds.jsonl` that covers several folds replaces them, and then the
+`folded` file of each rank is written again.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ import contextlib
 import json
 import os
 import re
-from bisect import bisect_right, insort
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpcheck.records.registry import FOLDED_SUFFIX, PART_SUFFIX
+from ddpcheck.records.registry import FOLDED_SUFFIX, PART_SUFFIX, from_mapping, is_repeated
+from ddpcheck.records.summaries import SAMPLE_EVERY, Summary, merged
 
 FOLDS_FILE = "folds.jsonl"
 # A longer last line is no summary.
 MOST_SUMMARY_BYTES = 64 << 20
 _TAIL_BYTES = 1 << 16
+# Events of a kind that comes again and again, in folds that were joined.
+_MOST_REPEATED = 8
 _SUMMARY = b'{"kind":"summary"'
 _PART = re.compile(rb'\{"kind":"part","part":(\d{1,9}),')
 
@@ -58,6 +64,8 @@ class Fold:
     end: int
     # Whether all ranks agreed at all of these steps.
     agreed: bool
+    # Of the samples, those of multiples of this are kept.
+    samples: int = 1
 
     def line(self) -> bytes:
         return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
@@ -83,8 +91,15 @@ class FoldList:
         self._size += len(complete)
         new = [fold for fold in map(_fold_of, complete.splitlines()) if fold is not None]
         for fold in new:
-            insort(self._folds.setdefault(fold.session, []), fold, key=lambda each: each.first)
+            self._add(fold)
         return new
+
+    def _add(self, fold: Fold) -> None:
+        """A fold replaces those that it joins."""
+        known = self._folds.setdefault(fold.session, [])
+        begin = bisect_left(known, fold.first, key=lambda each: each.first)
+        end = bisect_left(known, fold.end, key=lambda each: each.first)
+        known[begin:end] = [fold]
 
     def of(self, session: str) -> Sequence[Fold]:
         return self._folds.get(session, ())
@@ -103,7 +118,8 @@ def _fold_of(line: bytes) -> Fold | None:
         return None
     match raw:
         case {"session": str(session), "first": int(first), "end": int(end), "agreed": bool(agreed)}:
-            return Fold(session, first, end, agreed)
+            samples = raw.get("samples")
+            return Fold(session, first, end, agreed, samples if type(samples) is int and samples > 0 else 1)
     return None
 
 
@@ -189,6 +205,147 @@ def _append(path: Path, data: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def joined(folds: Sequence[Fold], at_once: int) -> list[Fold]:
+    """Each as many consecutive folds as one, with every second sample."""
+    runs: list[list[Fold]] = []
+    for fold in folds:
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and len(last) < at_once
+            and (last[-1].end, last[-1].agreed) == (fold.first, fold.agreed)
+        ):
+            last.append(fold)
+        else:
+            runs.append([fold])
+    samples = 2 * max([SAMPLE_EVERY, *(fold.samples for fold in folds)])
+    return [Fold(run[0].session, run[0].first, run[-1].end, run[0].agreed, samples) for run in runs]
+
+
+def join_parts(path: Path, folds: Sequence[Fold]) -> None:
+    """Write what is left of the parts of the file `path` again, with one group of lines for each of these folds.
+
+    OSError where it cannot be written: then nothing has changed.
+    """
+    groups = _groups_of(folded_path(path).read_bytes())
+    written: list[bytes] = []
+    index = 0
+    while index < len(groups):
+        fold = _fold_at(folds, groups[index].first)
+        end = index + 1
+        while end < len(groups) and fold is not None and _fold_at(folds, groups[end].first) is fold:
+            end += 1
+        written += groups[index].lines if fold is None else _joined_lines(groups[index:end], fold.samples)
+        index = end
+    other = path.with_suffix(f"{FOLDED_SUFFIX}.new")
+    with contextlib.suppress(FileNotFoundError):
+        other.unlink()
+    try:
+        _append(other, b"".join(written))
+        other.replace(folded_path(path))
+    except OSError:
+        with contextlib.suppress(OSError):
+            other.unlink()
+        raise
+
+
+def _fold_at(folds: Sequence[Fold], step: int) -> Fold | None:
+    index = bisect_right(folds, step, key=lambda fold: fold.first) - 1
+    return folds[index] if index >= 0 and step < folds[index].end else None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What is left of a part, or of several."""
+
+    lines: list[bytes]
+    summary: dict[str, Any]
+
+    @property
+    def first(self) -> int:
+        return int(self.summary["first"])
+
+
+def _groups_of(data: bytes) -> list[_Group]:
+    """Complete groups. One that a launcher could not finish is left out: its part still exists."""
+    groups = []
+    lines: list[bytes] = []
+    for line in data.splitlines(keepends=True):
+        if _PART.match(line):
+            lines = []
+        lines.append(line)
+        if line.startswith(_SUMMARY) and _PART.match(lines[0]):
+            raw = _object_of(line)
+            if type(raw.get("first")) is int:
+                groups.append(_Group(lines, raw))
+            lines = []
+    return groups
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _joined_lines(groups: Sequence[_Group], samples: int) -> list[bytes]:
+    tables: dict[str, dict[str, Any]] = {}
+    samples_kept: list[Mapping[str, Any]] = []
+    for group in groups:
+        kept, dropped = split_samples(group.summary.get("samples", ()), samples)
+        samples_kept += kept
+        for raw in (*group.summary.get("folded", ()), *dropped):
+            key = json.dumps([raw.get("of"), raw.get("by")], sort_keys=True)
+            tables[key] = merged(tables[key], raw) if key in tables else raw
+    last = groups[-1].summary
+    summary = {
+        **last,
+        "first": groups[0].first,
+        "samples": samples_kept,
+        "folded": list(tables.values()),
+        "events": [],
+    }
+    counts: Counter[str] = Counter()
+    events = []
+    for line in (line for group in groups for line in group.lines[1:-1]):
+        kind = str(_object_of(line).get("kind"))
+        counts[kind] += 1
+        if not is_repeated(kind) or counts[kind] <= _MOST_REPEATED:
+            events.append(line)
+    return [groups[0].lines[0], *events, json.dumps(summary, separators=(",", ":")).encode() + b"\n"]
+
+
+def split_samples(
+    samples: Sequence[Mapping[str, Any]], every: int
+) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+    """The samples that are kept where only multiples of `every` are, and the sums of the others."""
+    kept = [raw for raw in samples if _is_sample(raw, every)]
+    if len(kept) == len(samples):
+        return kept, []
+    summary = Summary()
+    for raw in samples:
+        record = None if _is_sample(raw, every) else from_mapping(raw)
+        if record is not None:
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                summary.add([record])
+    return kept, summary.folded()
+
+
+def _is_sample(raw: Mapping[str, Any], every: int) -> bool:
+    """Whether a record that was kept is still kept where only multiples of `every` are."""
+    if every == 1:
+        return True
+    step = raw.get("step", raw.get("forward"))
+    if type(step) is not int:
+        return False
+    lengths = [len(value) for value in raw.values() if type(value) is list]
+    steps = raw.get("steps", 1)
+    count = max(1, *lengths, steps if type(steps) is int else 1)
+    return -(-step // every) * every < step + count
 
 
 class FoldedParts:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from ddpcheck.errors import RecordsFolded
 from ddpcheck.records.blocks import Block, BlockError, decode, is_block
-from ddpcheck.records.folding import Fold, FoldedParts, FoldList, part_path, remainder_of
+from ddpcheck.records.folding import Fold, FoldedParts, FoldList, part_path, remainder_of, split_samples
 from ddpcheck.records.kinds.folds import FoldedRecord, PartRecord, SummaryRecord
 from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.registry import (
@@ -184,12 +184,13 @@ class RecordFile:
                     "fold": record.first if fold is None else fold.first,
                     "agreed": fold is not None and fold.agreed,
                 }
-                for raw in record.folded:
+                kept, sums = split_samples(record.samples, 1 if fold is None else fold.samples)
+                for raw in (*record.folded, *sums):
                     folded = _record_of({**raw, **added})
                     if folded is not None:
                         self._ready.append(folded)
                     self.bad += folded is None
-                samples = [_record_of(raw) for raw in record.samples]
+                samples = [_record_of(raw) for raw in kept]
                 self._ready += [sample for sample in samples if sample is not None]
             elif not isinstance(record, PartRecord):
                 events.append(record)

@@ -74,14 +74,18 @@ class BlockTable:
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 _registered: dict[str, type[Record]] = {}
 _tables: dict[type[Record], BlockTable] = {}
+_repeated: set[str] = set()
 # The name and default of each field; `MISSING` for a field without default.
 _defaults: dict[type[Record], list[tuple[str, Any]]] = {}
 
 
-def record(kind: str, table: BlockTable | None = None) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
+def record(
+    kind: str, table: BlockTable | None = None, *, repeated: bool = False
+) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
     """Register a record class. `kind` identifies it in the record files: it never changes.
 
-    `table`: records of the class come at every step, and are written in blocks.
+    `table`: records of the class come at every step, and are written in blocks. `repeated`: they come again and again,
+    such as at every epoch; of long folded stretches only some are kept.
     """
 
     def register(cls: type[_AnyRecord]) -> type[_AnyRecord]:
@@ -93,6 +97,8 @@ def record(kind: str, table: BlockTable | None = None) -> Callable[[type[_AnyRec
         cls.kind = kind
         if table is not None:
             _tables[cls] = table
+        if repeated:
+            _repeated.add(kind)
         _defaults[cls] = [
             (each.name, each.default if each.default_factory is MISSING else each.default_factory())
             for each in fields(cls)
@@ -114,6 +120,12 @@ def record_kinds() -> Mapping[str, type[Record]]:
 def block_table(cls: type[Record]) -> BlockTable | None:
     """None for a class whose records are lines of their own."""
     return _tables.get(cls)
+
+
+def is_repeated(kind: str) -> bool:
+    """Whether records of this kind come again and again, as events."""
+    record_kinds()
+    return kind in _repeated
 
 
 def field_defaults(cls: type[Record]) -> list[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from ddpcheck.analysis.report_builder import build_report
 from ddpcheck.analysis.run_reader import RunReader
 from ddpcheck.launcher import folding
 from ddpcheck.launcher.folding import Folding
+from ddpcheck.records import folding as folded_files
 from ddpcheck.records.kinds.rank import EndRecord, RankHeader
 from ddpcheck.records.reader import RecordFile
 from ddpcheck.records.registry import RANK_FILES, SCHEMA, Record
@@ -36,6 +37,7 @@ def small_parts() -> Iterator[None]:
     with (
         mock.patch.object(record_parts, "PART_BYTES", PART_BYTES),
         mock.patch.object(record_parts, "SAMPLE_EVERY", SAMPLE_EVERY),
+        mock.patch.object(folded_files, "SAMPLE_EVERY", SAMPLE_EVERY),
         mock.patch.object(folding, "TICK_SECONDS", 0.0),
         mock.patch.object(folding, "WORK_SECONDS", 60.0),
     ):

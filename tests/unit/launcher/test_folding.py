@@ -290,6 +290,42 @@ def test_sums_of_folded_records(sound: Source, tmp_path: Path) -> None:
     assert sum(int(record.digests["root"], 16) for record in params) % (1 << 128) == total % (1 << 128)
 
 
+@pytest.mark.parametrize("failing", [None, 0, 1, 2])
+def test_folds_are_joined_once_they_are_large(
+    sound: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int | None
+) -> None:
+    """`failing`: the launcher is killed when it writes the file of this rank again."""
+    monkeypatch.setattr(folding, "MOST_FOLDED_BYTES", 20_000)
+    monkeypatch.setattr(folding, "FOLDS_AT_ONCE", 2)
+    monkeypatch.setattr(folding, "PARTS_AT_ONCE", 1)
+    run = LongRun(sound[0], tmp_path / "run")
+    join_parts = folding.join_parts
+    joins: list[int] = []
+
+    class Killed(BaseException):
+        pass
+
+    def join(path: Path, folds: list[folded_files.Fold]) -> None:
+        if path == (run.paths[failing] if failing is not None else None):
+            raise Killed
+        before = folded_path(path).stat().st_size
+        join_parts(path, folds)
+        joins.append(before - folded_path(path).stat().st_size)
+
+    monkeypatch.setattr(folding, "join_parts", join)
+    for step in range(0, STEPS + 50, 50):
+        run.advance(min(step, STEPS))
+        with contextlib.suppress(Killed):
+            run.follow()
+    run.close()
+    joined = [fold for fold in folds_of(run.folder) if fold.get("samples", 1) > 1]
+    assert joined
+    assert all(saved > 0 for saved in joins)
+    assert len(joins) >= (3 if failing is None else failing)
+    assert essentials(run.report()) == sound[1]
+    assert essentials(analyse_run(run.folder)) == sound[1]
+
+
 def test_list_of_folds_is_read_again_when_it_grows(tmp_path: Path) -> None:
     folds = FoldList(tmp_path)
     assert folds.refresh() == []
