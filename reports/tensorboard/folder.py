@@ -11,7 +11,6 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -21,6 +20,7 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import Histogram, LinkMatrix, RunTimeSeries
 from ddpcheck.errors import UsageError
 from ddpcheck.links.model import megabits
+from ddpcheck.records.run_mark import mark_of
 from ddpcheck.reports.ci.markdown import markdown_table, report_tables
 from ddpcheck.reports.finding_text import evidence_text, finding_location
 from ddpcheck.reports.safe_text import safe_line, shortened
@@ -28,7 +28,6 @@ from ddpcheck.reports.tensorboard.event_file import EventFile, write_lines
 from ddpcheck.reports.tensorboard.tags import layout_of, safe_name
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views.timing import profiled_overlap
-from ddpcheck.version import VERSION
 
 _MOST_FINDINGS = 20
 _MOST_ROWS = 64
@@ -165,27 +164,6 @@ def _short(name: str, most: int) -> str:
 
 
 MARK = "ddpcheck.json"
-_SOURCES = (
-    "run.json",
-    "rank-*.jsonl",
-    "rank-*.part*",
-    "folds.jsonl",
-    "node-*.jsonl",
-    "links.json",
-    "gradients/*.safetensors",
-    "traces/*",
-)
-
-
-def mark_of(run: Path) -> dict[str, Any]:
-    """The number of files, their total size and the latest time of modification."""
-    stats = [path.stat() for pattern in _SOURCES for path in run.glob(pattern)]
-    return {
-        "ddpcheck": VERSION,
-        "files": len(stats),
-        "bytes": sum(each.st_size for each in stats),
-        "latest": max((each.st_mtime_ns for each in stats), default=0),
-    }
 
 
 def is_current(run: Path, folder: Path) -> bool:

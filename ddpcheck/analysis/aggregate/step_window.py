@@ -56,6 +56,8 @@ _REGULAR_DIGESTS = (
 )
 # Records that wait for other ranks, of all ranks together, before some are passed on one by one: a rank may be gone.
 _MOST_WAITING = 1 << 20
+# Events among them, which are objects. Of folded steps there are only events.
+_MOST_EVENTS = 1 << 16
 # Steps of a window, and of all ranks together. Arrays of all ranks are made of it.
 _MOST_STEPS, _FEWEST_STEPS = 256, 16
 _STEPS_OF_ALL = 1 << 16
@@ -151,6 +153,7 @@ class StepBuffer:
         # Steps that are passed on record by record.
         self._single: set[int] = set()
         self._waiting = 0
+        self._events = 0
 
     def _feed(self, rank: RankData, record: Record) -> None:
         attempt = self._attempt()
@@ -182,6 +185,11 @@ class StepBuffer:
             queue.step = max(queue.step, _compared_step(record))
         queue.entries.append(_Event(record, queue.step))
         self._single.add(queue.step)
+        self._events += 1
+        if self._events > _MOST_EVENTS:
+            self.pass_on()
+        while self._events > _MOST_EVENTS:
+            self._pass_singly(min(q.head() for q in self._queues.values() if q.entries) + _MOST_STEPS)
 
     def add_block(self, rank: int, block: Block) -> None:
         queue = self._queues[rank]
@@ -299,6 +307,7 @@ class StepBuffer:
                 if entry.step > step:
                     return
                 queue.entries.popleft()
+                self._events -= 1
                 self._feed(queue.rank, entry.record)
                 continue
             if entry.first() > step:
