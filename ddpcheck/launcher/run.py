@@ -41,9 +41,9 @@ from ddpcheck.launcher.stored_report import write_report
 from ddpcheck.machine_identity import boot_id
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reader import REPORT_FILE
-from ddpcheck.records.run_mark import mark_of
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
 from ddpcheck.reports.terminal.progress import ReadingProgress
+from ddpcheck.run_mark import mark_of
 from ddpcheck.sampling.sampler import Sampler
 
 FINDINGS_STATUS = 10

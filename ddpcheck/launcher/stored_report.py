@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.errors import RunUnreadable
 from ddpcheck.records.reader import REPORT_FILE
-from ddpcheck.records.run_mark import mark_of
+from ddpcheck.run_mark import mark_of
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.report import Report

@@ -20,7 +20,6 @@ from ddpcheck.analysis.report import Report
 from ddpcheck.analysis.timeseries.model import Histogram, LinkMatrix, RunTimeSeries
 from ddpcheck.errors import UsageError
 from ddpcheck.links.model import megabits
-from ddpcheck.records.run_mark import mark_of
 from ddpcheck.reports.ci.markdown import markdown_table, report_tables
 from ddpcheck.reports.finding_text import evidence_text, finding_location
 from ddpcheck.reports.safe_text import safe_line, shortened
@@ -28,6 +27,7 @@ from ddpcheck.reports.tensorboard.event_file import EventFile, write_lines
 from ddpcheck.reports.tensorboard.tags import layout_of, safe_name
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views.timing import profiled_overlap
+from ddpcheck.run_mark import mark_of
 
 _MOST_FINDINGS = 20
 _MOST_ROWS = 64

@@ -14,7 +14,7 @@ from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.cli.app import app
 from ddpcheck.launcher.stored_report import MARK_FILE, read_report, write_report
 from ddpcheck.records.reader import REPORT_FILE
-from ddpcheck.records.run_mark import mark_of
+from ddpcheck.run_mark import mark_of
 from tests.helpers.paths import ROOT
 
 
@@ -52,7 +52,7 @@ def test_a_change_is_noticed(run: Path) -> None:
     path = run / "rank-00000.jsonl"
     times = path.stat()
     for change in (
-        lambda: path.open("ab").write(b"{}\n"),
+        lambda: path.write_bytes(path.read_bytes() + b"{}\n"),
         lambda: os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 10**12)),
         lambda: (run / "rank-00007.jsonl").touch(),
         lambda: (run / REPORT_FILE).write_text((run / REPORT_FILE).read_text().replace(": 2", ": 3", 1)),
