@@ -174,8 +174,8 @@ def _find(steps: Sequence[_Step], divisor: int, ranks: Sequence[int]) -> Contrib
             # Nearly always there is none, and the halves are not needed.
             if not hit.any():
                 continue
-            for half in parts:
-                hit &= numpy.abs(estimate(half, independent, divisor)[0] - sign) <= _HALF_TOLERANCE
+            for sums in parts:
+                hit &= numpy.abs(estimate(sums, independent, divisor)[0] - sign) <= _HALF_TOLERANCE
             if not hit.any():
                 continue
             indices = numpy.flatnonzero(hit)
