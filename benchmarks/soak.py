@@ -20,6 +20,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ddpcheck.records.folding import further_files  # noqa: E402
+
 DDPCHECK = Path(sys.executable).parent / "ddpcheck"
 JOB = ROOT / "benchmarks" / "soak_job.py"
 MOST_BYTES = 64 << 20
@@ -101,7 +105,11 @@ def main() -> int:
         )
         report = json.loads((run / "report.json").read_text())
         before, after = costs(run, options.steps)
-        sizes = [path.stat().st_size for path in sorted(run.glob("rank-*.jsonl"))]
+        sizes = [
+            sum(each.stat().st_size for each in (path, *further_files(path)))
+            for path in sorted(run.glob("rank-*.jsonl"))
+        ]
+        folded = report["run"].get("folded", [])
     sound = True
     print(f"{options.steps} steps in {seconds:.0f} s")
     for pid, each in samples.items():
@@ -117,6 +125,7 @@ def main() -> int:
     for size in sizes:
         print(f"records of a rank: {size / 1e6:.1f} MB, {size / options.steps:.0f} bytes per step")
     sound = sound and max(sizes) <= MOST_BYTES
+    print(f"folded steps: {folded}")
     found = [(row["code"], row["step"]) for row in report["findings"] if row["severity"] == "error"]
     print(f"planted at step {planted}, found {found}")
     return 0 if sound and [step for _, step in found] == [planted] else 1

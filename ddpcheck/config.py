@@ -21,6 +21,8 @@ ENV_CONFIG = "DDPCHECK_CONFIG"
 DEFAULT_PROFILE_STEPS = "5:8"
 # Steps that are checked completely, whatever --budget allows.
 FIRST_STEPS_OF_BUDGET = 64
+# Values of --keep.
+KEEP_SUMMARIES, KEEP_ALL = "summaries", "all"
 _OPTION = "option"
 
 
@@ -293,6 +295,16 @@ class Config:
             max=20.0,
             check=_check_sample_hz,
             group="Measurements",
+        ),
+    )
+    keep: str = field(
+        default=KEEP_SUMMARIES,
+        metadata=option(
+            "What to keep of a long job: `summaries` of steps that were compared, and all records at the start, around "
+            "findings and at the end (at most 64 MB for each rank); or the records of `all` steps.",
+            choices=(KEEP_SUMMARIES, KEEP_ALL),
+            for_ranks=True,
+            group="Run",
         ),
     )
     html: str | None = field(

@@ -23,6 +23,10 @@ class RunUnreadable(UserError):
     """There is a run, but nothing in it can be read."""
 
 
+class RecordsFolded(UserError):
+    """Steps of a run that is still recorded were folded while they were read."""
+
+
 class NotComparable(UserError):
     """Two runs have too little in common to compare them."""
 

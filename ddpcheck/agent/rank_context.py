@@ -18,7 +18,7 @@ from ddpcheck.agent.graph_tracker import GraphTracker
 from ddpcheck.agent.identity import header, job_store, session_id
 from ddpcheck.agent.shm_exchange import ShmExchange, join_exchange
 from ddpcheck.agent.writer import BLOCK_SECONDS, RecordWriter
-from ddpcheck.config import Config
+from ddpcheck.config import KEEP_SUMMARIES, Config
 from ddpcheck.guard import GUARD, EntryPoint
 from ddpcheck.machine_identity import host_name
 from ddpcheck.probes.digest import make_digester
@@ -83,6 +83,8 @@ class RankContext:
             make_folder=not config.own_launcher,
             # The launcher that stops the job reads along.
             block_seconds=0.0 if config.fail_fast else BLOCK_SECONDS,
+            # Only a launcher folds.
+            bounded=config.own_launcher and config.keep == KEEP_SUMMARIES,
         )
         algorithm = make_digester("cpu").algorithm
         self.host = host_name(config.launcher_host, config.launcher_boot)
@@ -317,7 +319,12 @@ class RankContext:
 
 
 def _open_writer(
-    folder: Path, rank: int, *, make_folder: bool = False, block_seconds: float = BLOCK_SECONDS
+    folder: Path,
+    rank: int,
+    *,
+    make_folder: bool = False,
+    block_seconds: float = BLOCK_SECONDS,
+    bounded: bool = False,
 ) -> RecordWriter:
     """Create a new file. After a restart the first names exist already."""
     if make_folder:
@@ -325,7 +332,7 @@ def _open_writer(
     for attempt in range(10_000):
         suffix = f".{attempt}" if attempt else ""
         try:
-            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl", block_seconds)
+            return RecordWriter(folder / f"rank-{rank:05d}{suffix}.jsonl", block_seconds, bounded)
         except FileExistsError:
             continue
     raise FileExistsError(f"no free name for rank {rank} in {folder}")

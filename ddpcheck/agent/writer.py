@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from ddpcheck.agent.record_parts import RecordParts
 from ddpcheck.records.blocks import BlockBuilder
 from ddpcheck.records.kinds.rank import FaultRecord
 from ddpcheck.records.registry import RECENT_SUFFIX, Record, recent_header, to_line
@@ -31,12 +32,12 @@ BLOCK_BYTES = 1 << 20
 class RecordWriter:
     """One append-only file of records. They are encoded by the thread that writes them.
 
-    `block_seconds`: how long records of steps may be collected; short where somebody reads along.
+    `block_seconds`: how long records of steps may be collected; short where somebody reads along. `bounded`: a long
+    file is continued in parts, which the launcher folds.
     """
 
-    def __init__(self, path: Path, block_seconds: float = BLOCK_SECONDS) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600)
+    def __init__(self, path: Path, block_seconds: float = BLOCK_SECONDS, bounded: bool = False) -> None:
+        self._parts = RecordParts(path, bounded)
         self.path = path
         self.failed = ""
         self.dropped = 0
@@ -47,8 +48,6 @@ class RecordWriter:
         # Those of its records that the file of recent records does not have yet.
         self._unsaved: list[Record] = []
         self._recent = _RecentFile(path.with_suffix(RECENT_SUFFIX))
-        # Bytes written.
-        self._size = 0
         self._block_seconds = block_seconds
         # When the first record of the block was collected.
         self._block_began = 0.0
@@ -82,7 +81,7 @@ class RecordWriter:
         self._wake.set()
         self._thread.join(seconds)
         if not self._thread.is_alive():
-            self._close_file()
+            self._parts.close()
             if not self.failed:
                 self._recent.remove()
 
@@ -102,14 +101,8 @@ class RecordWriter:
     def abandon(self) -> None:
         """In a forked child, leave the file to the parent; the thread does not exist there."""
         self.failed = "forked"
-        self._close_file()
+        self._parts.close()
         self._recent.abandon()
-
-    def _close_file(self) -> None:
-        """Close once: the descriptor may be reused by the program afterwards."""
-        descriptor, self._fd = self._fd, -1
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
 
     def _run(self) -> None:
         while not self._closed or self._pending or len(self._block):
@@ -121,25 +114,28 @@ class RecordWriter:
 
     def _write_pending(self) -> None:
         self._writing = True
-        lines: list[bytes] = []
         while self._pending:
             record = _made(self._pending.popleft())
+            first = self._parts.begins_part(record)
+            if first is not None:
+                self._end_block()
+                self._parts.begin_part(first)
             if not self._add_to_block(record):
                 # A file is in the order of events.
-                lines += self._take_block()
+                self._end_block()
                 if not self._add_to_block(record):
-                    lines.append(_line_of(record))
+                    self._parts.add_event(_line_of(record))
             if len(self._block) >= BLOCK_RECORDS or self._block.size >= BLOCK_BYTES:
-                lines += self._take_block()
+                self._end_block()
         if len(self._block) and (self._urgent.is_set() or self._block_due() <= 0):
-            lines += self._take_block()
-        if lines and not self.failed:
-            self._write_bytes(b"".join(lines))
-            if not self.failed:
-                # Whatever it had is in this file now.
-                self._recent.clear()
+            self._end_block()
+        if self._parts.flush() and not self._parts.failed:
+            # Whatever it had is in this file now.
+            self._recent.clear()
+        self.failed = self.failed or self._parts.failed
         if self._unsaved and not self.failed:
-            self._recent.append(self._size, b"".join(map(_line_of, self._unsaved)))
+            lines = b"".join(map(_line_of, self._unsaved))
+            self._recent.append(self._parts.number, self._parts.size, lines)
             self._unsaved = []
         self._writing = False
 
@@ -155,32 +151,27 @@ class RecordWriter:
             # Its fields have wrong types: as a line it is at least reported.
             return False
         if added:
+            self._parts.note(record)
             self._unsaved.append(record)
             if len(self._block) == 1:
                 self._block_began = time.monotonic()
         return added
 
-    def _take_block(self) -> list[bytes]:
-        """The block of the collected records, which are then forgotten."""
+    def _end_block(self) -> None:
+        """Write the collected records, and forget them."""
         block, self._block, self._unsaved = self._block, BlockBuilder(), []
-        if len(block) < FEWEST_RECORDS:
-            return [_line_of(record) for record in block.records]
-        try:
-            return [block.line()]
-        except Exception:
-            # One of them cannot be encoded, and is reported.
-            return [_line_of(record) for record in block.records]
-
-    def _write_bytes(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                written = os.write(self._fd, view)
-                self._size += written
-                view = view[written:]
-        except OSError as error:
-            # For example a full disk. Complete lines stay readable; readers skip an incomplete last line.
-            self.failed = f"{error.strerror} ({self.path})"
+        if not len(block):
+            return
+        self._parts.sum_up(block.tables())
+        if len(block) >= FEWEST_RECORDS:
+            try:
+                self._parts.add_line(block.line())
+                return
+            except Exception:
+                # One of them cannot be encoded, and is reported.
+                pass
+        for record in block.records:
+            self._parts.add_line(_line_of(record))
 
 
 class _RecentFile:
@@ -196,14 +187,14 @@ class _RecentFile:
         self._empty = True
         self._failed = False
 
-    def append(self, size: int, lines: bytes) -> None:
+    def append(self, part: int, size: int, lines: bytes) -> None:
         if self._failed:
             return
         try:
             if self._fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
                 self._fd = os.open(self._path, flags, 0o600)
-            os.write(self._fd, recent_header(size) + lines if self._empty else lines)
+            os.write(self._fd, recent_header(size, part) + lines if self._empty else lines)
             self._empty = False
         except OSError:
             self._failed = True

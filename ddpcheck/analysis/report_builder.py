@@ -314,9 +314,23 @@ def _about(run: RunReader, description: dict[str, Any]) -> dict[str, Any]:
         "unreadable_lines": sum(rank.bad_lines for a in run.attempts.values() for rank in a.ranks.values()),
         "files_without_header": run.files_without_header,
         # Marks folders that a generator made for tests and benchmarks.
+        **({"folded": folded} if (folded := _folded(run)) else {}),
         **({"interrupted": True} if description.get("interrupted") is True else {}),
         **({"synthetic": description["synthetic"]} if description.get("synthetic") else {}),
     }
+
+
+def _folded(run: RunReader) -> list[list[int]]:
+    """First and last steps of the last attempt that are folded in the records."""
+    attempts = run.ordered()
+    run.folds.refresh()
+    folded: list[list[int]] = []
+    for fold in run.folds.of(attempts[-1].session) if attempts else ():
+        if folded and fold.first <= folded[-1][1] + 1:
+            folded[-1][1] = max(folded[-1][1], fold.end - 1)
+        else:
+            folded.append([fold.first, fold.end - 1])
+    return folded
 
 
 def _parameters(run: RunReader) -> int:

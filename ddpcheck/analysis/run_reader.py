@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.errors import RunNotFound, RunUnreadable
+from ddpcheck.errors import RecordsFolded, RunNotFound, RunUnreadable
 from ddpcheck.records.blocks import Block
+from ddpcheck.records.folding import Fold, FoldList, further_files
 from ddpcheck.records.kinds.rank import FaultRecord, RankHeader
 from ddpcheck.records.reader import CHUNK, RecordFile
 from ddpcheck.records.registry import RANK_FILES
@@ -29,6 +30,8 @@ _BYTES_OF_ALL, _FEWEST_BYTES = 16 << 20, 16 << 10
 # Of a new file only the first line is read, to identify the rank.
 _FIRST_BYTES = 4 << 10
 PATIENCE_SECONDS = 5.0
+# A launcher folds steps at most every few seconds, far behind the ranks.
+_MOST_RESTARTS = 8
 # Jobs with this many files are large. Listing their folder loads the server of a shared file system: it may take at
 # most this share of the time.
 _MANY_FILES = 64
@@ -69,6 +72,7 @@ class RunReader:
         self.unattributed_faults: list[FaultRecord] = []
         self.files_without_header = 0
         self._files: dict[Path, tuple[RecordFile, RankHeader | None]] = {}
+        self.folds = FoldList(path)
 
     def follow_all(self) -> None:
         """Read the files of all hosts from now on."""
@@ -78,7 +82,35 @@ class RunReader:
         """Read new records from all files in turns, so that no rank gets far ahead. True if there were any.
 
         Stops after `seconds`; the next call continues. `progress` is called now and then.
+
+        Steps that another process folds while some of the ranks have been read up to them: everything is read again.
         """
+        if any(map(self._divides, self.folds.refresh())):
+            self._restart()
+        for _ in range(_MOST_RESTARTS):
+            try:
+                return self._poll(seconds, progress)
+            except RecordsFolded:
+                self.folds.refresh()
+                self._restart()
+        return self._poll(seconds, progress)
+
+    def _divides(self, fold: Fold) -> bool:
+        """Whether some ranks have been read beyond the first of these steps, and some are not beyond the last."""
+        files = [
+            file
+            for file, header in self._files.values()
+            if header is not None and header.session == fold.session and not self._is_remote(file.path)
+        ]
+        before = [file.first < fold.first or (file.first == fold.first and file.entering) for file in files]
+        return not all(before) and not all(file.first >= fold.end for file in files)
+
+    def _restart(self) -> None:
+        self.attempts.clear()
+        self._files.clear()
+        self._listed = _ListingTimer()
+
+    def _poll(self, seconds: float, progress: Progress | None) -> bool:
         deadline = time.monotonic() + seconds
         self._discover()
         has_new = False
@@ -105,6 +137,8 @@ class RunReader:
         self.follow_all()
         self._listed = _ListingTimer()
         self.poll(progress=progress)
+        while self._skip_lost():
+            self.poll(progress=progress)
         for file, header in self._files.values():
             if header is None:
                 self.files_without_header += 1
@@ -120,6 +154,10 @@ class RunReader:
                 record for record in RecordFile(path).read() if isinstance(record, FaultRecord)
             ]
 
+    def _skip_lost(self) -> bool:
+        skipped = [file.skip_lost() for file, header in self._files.values() if header is not None]
+        return any(skipped)
+
     @property
     def _bytes_read(self) -> int:
         return sum(file.bytes_read for file, _ in self._files.values())
@@ -129,9 +167,18 @@ class RunReader:
         """Of all files, when it is first asked for."""
         sizes = 0
         for path in self._files:
-            with contextlib.suppress(OSError):
-                sizes += path.stat().st_size
+            for each in (path, *further_files(path)):
+                with contextlib.suppress(OSError):
+                    sizes += each.stat().st_size
         return sizes
+
+    def files_of(self, session: str) -> dict[int, Path]:
+        """The files of an attempt by rank."""
+        return {
+            header.rank: path
+            for path, (_, header) in self._files.items()
+            if header is not None and header.session == session
+        }
 
     def ordered(self) -> list[Attempt]:
         return sorted(self.attempts.values(), key=lambda attempt: attempt.started)
@@ -145,7 +192,7 @@ class RunReader:
     def _list(self) -> None:
         for path in sorted(self.path.glob(RANK_FILES), key=by_start):
             if path not in self._files:
-                self._files[path] = (RecordFile(path), None)
+                self._files[path] = (RecordFile(path, self.folds), None)
 
     def _is_remote(self, path: Path) -> bool:
         """Whether another launcher reads this file. In small jobs every launcher reads all files."""
@@ -174,6 +221,7 @@ class RunReader:
         for item in items:
             if isinstance(item, RankHeader):
                 header = self._add_file(item)
+                file.session = header.session
                 self._files[path] = (file, header)
             if header is None:
                 continue

@@ -33,7 +33,7 @@ def merge(
 
     from ddpcheck.analysis.report_builder import analyse_run
     from ddpcheck.launcher.multi_node.merge import merge_runs
-    from ddpcheck.launcher.run_folder import write_report
+    from ddpcheck.launcher.stored_report import write_report
     from ddpcheck.reports.terminal.report import render
 
     merged = merge_runs([Path(folder) for folder in folders], out)

@@ -76,19 +76,24 @@ def _check_kinds(kinds: list[str]) -> None:
 def _lines(path: Path, ranks: set[int], kinds: set[str], steps: StepRanges) -> Iterator[tuple[str, int]]:
     """The text of each record, and after each file the number of records that could not be read."""
     from ddpcheck.analysis.run_reader import by_start
+    from ddpcheck.records.folding import FoldList
+    from ddpcheck.records.kinds.folds import SummaryRecord
     from ddpcheck.records.kinds.rank import RankHeader
     from ddpcheck.records.reader import RecordFile
     from ddpcheck.records.registry import RANK_FILES, to_mapping
 
+    folds = FoldList(path)
+    folds.refresh()
     for file in sorted(path.glob(RANK_FILES), key=by_start):
-        reading = RecordFile(file)
+        reading = RecordFile(file, folds)
         # A rank that was started again has further files.
         attempt = by_start(file)[1]
         name: dict[str, Any] = {"rank": None, **({"attempt": attempt} if attempt else {})}
         for record in reading.all():
             if isinstance(record, RankHeader):
                 name["rank"] = record.rank
-            if ranks and name["rank"] not in ranks:
+            # The steps that it sums up are printed as they are.
+            if (ranks and name["rank"] not in ranks) or isinstance(record, SummaryRecord):
                 continue
             if kinds and record.kind not in kinds:
                 continue
@@ -99,8 +104,10 @@ def _lines(path: Path, ranks: set[int], kinds: set[str], steps: StepRanges) -> I
 
 
 def _has_step(raw: dict[str, Any], steps: StepRanges) -> bool:
-    first = raw.get("step", raw.get("forward"))
+    first = raw.get("step", raw.get("first", raw.get("forward")))
     if type(first) is not int:
         return False
     count = len(raw.get("total") or raw.get("values") or ()) or raw.get("steps", 1)
+    if type(last := raw.get("last")) is int:
+        count = last + 1 - first
     return any(step in steps for step in range(first, first + max(1, count if type(count) is int else 1)))

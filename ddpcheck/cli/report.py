@@ -74,12 +74,15 @@ def report(
         return
     from ddpcheck.analysis.report_builder import analyse_run
     from ddpcheck.launcher.runs import launcher_has_ended
+    from ddpcheck.launcher.stored_report import read_report
     from ddpcheck.records.reader import read_run_file
     from ddpcheck.reports.terminal.progress import ReadingProgress
 
     abandoned = launcher_has_ended(read_run_file(path))
+    # That of the launcher, which has followed the job. It contains no time series.
+    stored = None if outputs.need_time_series or outputs.need_loss else read_report(path)
     with ReadingProgress(sys.stderr) as progress:
-        result = analyse_run(
+        result = stored or analyse_run(
             path,
             course=outputs.need_time_series,
             loss=outputs.need_loss,

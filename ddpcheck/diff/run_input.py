@@ -11,6 +11,7 @@ from ddpcheck.analysis.run_reader import by_start, read_description
 from ddpcheck.diff.record_diff import local_sketches, reduced_sketches
 from ddpcheck.errors import NotComparable
 from ddpcheck.records.codecs import Packed, shares
+from ddpcheck.records.folding import FoldList
 from ddpcheck.records.kinds.data import BatchRecord, LoaderRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
@@ -59,7 +60,9 @@ class RunInput:
 
     def records(self, rank: int) -> Iterator[Record]:
         """All records; the file is read in chunks."""
-        yield from RecordFile(self.files[rank]).all()
+        folds = FoldList(self.folder)
+        folds.refresh()
+        yield from RecordFile(self.files[rank], folds).all()
 
     def setting(self, name: str, default: Any) -> Any:
         """An option of the `ddpcheck run` that recorded the run."""

@@ -73,7 +73,7 @@ class _Writer:
         if self.host == os.uname().nodename and process_start(self.pid) == self.started:
             return True
         # Another host, or another process namespace of this one.
-        ages = [time.time() - each.stat().st_mtime for each in path.glob(f"rank-{self.rank:05d}*.jsonl")]
+        ages = [time.time() - each.stat().st_mtime for each in path.glob(f"rank-{self.rank:05d}*")]
         return self.host != os.uname().nodename and min(ages, default=_GROWING_SECONDS) < _GROWING_SECONDS
 
 
@@ -100,5 +100,5 @@ def _writers(run: RunReader) -> list[_Writer]:
 def _seconds(run: RunReader, path: Path) -> float:
     """From the first header to the last record."""
     began = [attempt.started for attempt in run.attempts.values()]
-    ended = [each.stat().st_mtime for each in path.glob("rank-*.jsonl")]
+    ended = [each.stat().st_mtime for each in path.glob("rank-*")]
     return max(0.0, max(ended) - min(began)) if began and ended else 0.0

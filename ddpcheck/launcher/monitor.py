@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from ddpcheck.analysis.run_reader import RunReader
-from ddpcheck.config import Config
+from ddpcheck.config import KEEP_SUMMARIES, Config
+from ddpcheck.launcher.folding import Folding
 from ddpcheck.launcher.hang_detector import HangDetector
 from ddpcheck.launcher.live_view import REFRESH_SECONDS, LiveView
 from ddpcheck.launcher.metrics_export import MetricsExport
@@ -184,6 +185,7 @@ class RunMonitor:
         self._view = view
         self._export = export
         self._unwatched: UnwatchedProcesses | None = UnwatchedProcesses(config.run_dir, self._log_unwatched)
+        self._folding = Folding(run) if config.keep == KEEP_SUMMARIES else None
         # Reading has raised an exception: from then on only exits are logged.
         self.failed = False
 
@@ -197,6 +199,7 @@ class RunMonitor:
         if not self.failed:
             self._update_view()
             self._update_export()
+            self._fold()
         if self._fail_fast and any(attempt.diverged() for attempt in self._run.attempts.values()):
             return StopRequest("replicas diverged and --fail-fast is set")
         if self._rendezvous is not None and (request := self._rendezvous.tick()) is not None:
@@ -257,6 +260,13 @@ class RunMonitor:
             export.tick(self._run)
             self._export = export
 
+    def _fold(self) -> None:
+        folding, self._folding = self._folding, None
+        if folding is not None:
+            # After an exception, which the supervisor logs, everything is kept.
+            folding.tick()
+            self._folding = folding
+
     def close(self) -> None:
         self._log_exits()
         self._exits.close()
@@ -272,6 +282,8 @@ class RunMonitor:
                     if number == 0:
                         # The launcher of rank 0 reports: reading all ranks now shortens the wait at the end.
                         self._run.follow_all()
+                        if self._folding is not None:
+                            self._folding.follow(attempt.session)
                     pid = self._ids.pid(header)
                     if pid is None:
                         continue

@@ -36,12 +36,14 @@ from ddpcheck.launcher.multi_node.coordination import (
 )
 from ddpcheck.launcher.process.command import ExitStatus, command_environment, exit_like
 from ddpcheck.launcher.process.supervise import supervise
-from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder, write_report
+from ddpcheck.launcher.run_folder import RunFolder, begin_run, finish_run, make_run_folder
+from ddpcheck.launcher.stored_report import write_report
 from ddpcheck.machine_identity import boot_id
 from ddpcheck.records.node_log import NodeLog
 from ddpcheck.records.reader import REPORT_FILE
 from ddpcheck.reports.outputs import Outputs, page_of, write_outputs
 from ddpcheck.reports.terminal.progress import ReadingProgress
+from ddpcheck.run_mark import mark_of
 from ddpcheck.sampling.sampler import Sampler
 
 FINDINGS_STATUS = 10
@@ -240,6 +242,7 @@ def report_run(
     try:
         # The folder may be gone, even where its contents are known.
         description = {**read_description(folder.path), **(description or {})}
+        mark = mark_of(folder.path) if "ended" in description else None
         with ReadingProgress(sys.stderr) as progress:
             report = build_report(
                 run,
@@ -261,7 +264,7 @@ def report_run(
         )
         # Not 0: without a report, the job must not count as correct.
         return status.returncode or NO_REPORT_STATUS
-    write_report(report, folder.path)
+    write_report(report, folder.path, mark)
     _show(report, page_of(outputs, folder.path), config)
     # To stderr as well: stdout belongs to the job.
     complete = write_outputs(report, outputs, folder.path, sys.stderr)

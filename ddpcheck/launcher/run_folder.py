@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
-from ddpcheck.analysis.report import Report
 from ddpcheck.config import Config
 from ddpcheck.errors import OutputFolderError
 from ddpcheck.launcher.job_identity import (
@@ -36,7 +34,7 @@ from ddpcheck.launcher.job_identity import (
 from ddpcheck.launcher.process.process_table import process_start
 from ddpcheck.privacy import mask_arguments
 from ddpcheck.records.kinds.audit import AUDIT_FOLDER
-from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
+from ddpcheck.records.reader import RUN_FILE, RUNS_FOLDER, is_run_folder, read_run_file
 from ddpcheck.version import VERSION
 
 # The nodes of one job start within this time, or the records of the others have grown within it.
@@ -277,17 +275,6 @@ def finish_run(
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return record
-
-
-def write_report(report: Report, folder: Path) -> None:
-    """Write report.json; an error goes to stderr and does not end the command."""
-    from ddpcheck.reports.json_report import to_json
-    from ddpcheck.reports.outputs import write_whole
-
-    try:
-        write_whole(folder / REPORT_FILE, to_json(report), mode=0o600)
-    except OSError as error:
-        sys.stderr.write(f"ddpcheck: cannot write {folder / REPORT_FILE}: {error.strerror}\n")
 
 
 def _create_file(path: Path, record: dict[str, Any]) -> bool:

@@ -94,14 +94,20 @@ class BlockError(ValueError):
 class RecordColumn:
     """The values of one field, as stored."""
 
-    __slots__ = ("argument", "data", "encoding", "rows")
+    __slots__ = ("_decoded", "argument", "data", "encoding", "rows")
 
     def __init__(self, encoding: Encoding, argument: Any, data: bytes, rows: int) -> None:
         self.encoding, self.argument, self.data, self.rows = encoding, argument, data, rows
+        self._decoded: list[Any] | None = None
 
     def values(self) -> list[Any]:
         """The values as in the records. ValueError, TypeError or LookupError where the column is damaged."""
-        return _DECODERS[self.encoding](self)
+        if self.encoding is not Encoding.JSON:
+            return _DECODERS[self.encoding](self)
+        # Decoded to be checked, and then used.
+        if self._decoded is None:
+            self._decoded = _json(self)
+        return self._decoded
 
     def value_at(self, row: int) -> Any:
         """One value; of most columns the others are not decoded."""
@@ -222,6 +228,10 @@ class BlockBuilder:
         self.records.append(record)
         self.size += 64 + sum(texts)
         return True
+
+    def tables(self) -> list[list[Record]]:
+        """The records by table."""
+        return [rows for _, rows in self._tables.values()]
 
     def line(self) -> bytes:
         """The block, with its newline."""

@@ -10,8 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from ddpcheck.errors import RecordsFolded
 from ddpcheck.records.blocks import Block, BlockError, decode, is_block
+from ddpcheck.records.folding import Fold, FoldedParts, FoldList, part_path, remainder_of, split_samples
+from ddpcheck.records.kinds.folds import FoldedRecord, PartRecord, SummaryRecord
+from ddpcheck.records.kinds.rank import RankHeader
 from ddpcheck.records.registry import (
+    PART_SUFFIX,
     RANK_FILES,
     RECENT_SUFFIX,
     Record,
@@ -53,26 +58,43 @@ _JSON_TYPES: dict[Any, set[type]] = {
 # Larger than any record: a longer line is damaged, and is dropped instead of buffered.
 LONGEST_LINE = 64 << 20
 CHUNK = 1 << 20
+# Of the first line of a part.
+_LONGEST_BEGINNING = 1 << 10
 # The beginning of every line that a rank writes.
 _KIND = re.compile(rb'\{"kind":"(\w+)"')
 
 
 class RecordFile:
-    """The record file of one rank. It can be read while the rank still writes."""
+    """The record file of one rank with its parts. It can be read while the rank still writes.
 
-    def __init__(self, path: Path) -> None:
+    `folds`: the steps that are folded in the run: of parts that still have them, only events and summaries are read.
+    """
+
+    def __init__(self, path: Path, folds: FoldList | None = None) -> None:
         self.path = path
         self.bad = 0
+        # The part that is read, or is to be read next, and its first step.
+        self.part = 0
+        self.first = 0
+        # The part has not been opened yet.
+        self.entering = False
+        # Of the folds; that of the header if it is not set.
+        self.session = ""
+        self._folds = folds
+        self._folded = FoldedParts(path)
         self._offset = 0
+        # Bytes of the parts before.
+        self._before = 0
         self._rest = b""
         self._overlong = False
         self._lines: deque[bytes] = deque()
+        self._ready: list[Record] = []
 
     def read(self, most: int = 512, chunk: int | None = None) -> list[Record]:
         """The next records; an empty list at the current end of the file.
 
-        At most `most` records, and those of one block. An incomplete last line is not read. `chunk`: bytes to read at a
-        time, where many files are read in turns.
+        At most `most` records, and those of one block or of one folded part. An incomplete last line is not read.
+        `chunk`: bytes to read at a time, where many files are read in turns.
         """
         records: list[Record] = []
         for item in self.read_items(most, chunk):
@@ -89,6 +111,10 @@ class RecordFile:
         while not items:
             if not self._lines and not self._fill(chunk or CHUNK):
                 break
+            if self._ready:
+                items += self._ready
+                self._ready = []
+                break
             while self._lines and rows < most:
                 line = self._lines.popleft()
                 item = _parse_block(line) if is_block(line) else parse(line)
@@ -97,16 +123,102 @@ class RecordFile:
                     self.bad += item.skipped
                 if item is None:
                     self.bad += 1
+                elif isinstance(item, PartRecord):
+                    continue
                 else:
                     items.append(item)
+                if isinstance(item, RankHeader) and not self.session:
+                    self.session = item.session
+                if isinstance(item, SummaryRecord):
+                    self._end_part(self.part, item.end)
+                    break
             rows = 0
         return items
 
+    def _end_part(self, part: int, end: int) -> None:
+        """The next part follows."""
+        self.part, self.first, self.entering = part + 1, end, True
+        self._before += self._offset
+        self._offset, self._rest = 0, b""
+        self._lines.clear()
+
+    def _enter(self) -> bool:
+        """Open the next part, or read what is left of it; False where it is not there yet."""
+        path = part_path(self.path, self.part)
+        try:
+            with path.open("rb") as file:
+                line = file.readline(_LONGEST_BEGINNING)
+        except OSError:
+            line = None
+        fold = self._fold()
+        if line is not None and fold is None:
+            self.entering = not line.endswith(b"\n")
+            return not self.entering
+        lines = remainder_of(path) if line is not None else None
+        lines = lines or self._folded.lines(self.part)
+        if lines is None:
+            # Without what is left of it, the part itself is read.
+            self.entering = line is None or not line.endswith(b"\n")
+            return not self.entering
+        self._take_folded(lines, fold)
+        return True
+
+    def _fold(self) -> Fold | None:
+        if self._folds is None or not self.session:
+            return None
+        return self._folds.at(self.session, self.first)
+
+    def _take_folded(self, lines: list[bytes], fold: Fold | None) -> None:
+        """The records of a folded part, or of several: sums, samples, and events."""
+        events: list[Record] = []
+        last: tuple[int, int] | None = None
+        for line in lines:
+            record = parse(line)
+            if record is None:
+                self.bad += 1
+            elif isinstance(record, SummaryRecord):
+                last = max(self.part, record.part), record.end
+                added = {
+                    "kind": FoldedRecord.kind,
+                    "part": record.first,
+                    "fold": record.first if fold is None else fold.first,
+                    "agreed": fold is not None and fold.agreed,
+                }
+                kept, sums = split_samples(record.samples, 1 if fold is None else fold.samples)
+                for raw in (*record.folded, *sums):
+                    folded = _record_of({**raw, **added})
+                    if folded is not None:
+                        self._ready.append(folded)
+                    self.bad += folded is None
+                samples = [_record_of(raw) for raw in kept]
+                self._ready += [sample for sample in samples if sample is not None]
+            elif not isinstance(record, PartRecord):
+                events.append(record)
+        self._ready += events
+        self._before += sum(map(len, lines))
+        if last is None:
+            # Its summary is damaged: nothing after it can be assigned to a step.
+            last = self.part, self.first
+        self._end_part(*last)
+
     def all(self) -> Iterator[Record]:
         """All records of a rank that writes no more; the file is read in chunks."""
-        while records := self.read():
+        while (records := self.read()) or self.skip_lost():
             yield from records
         yield from self.recent()
+
+    def skip_lost(self) -> bool:
+        """Go on with the next part of a rank that writes no more, where the one to be read is gone."""
+        if not self.entering or part_path(self.path, self.part).exists():
+            return False
+        name = f"{self.path.name.removesuffix('.jsonl')}{PART_SUFFIX}"
+        numbers = [each.name.removeprefix(name) for each in self.path.parent.glob(f"{name}*")]
+        later = [int(number) for number in numbers if number.isdecimal() and int(number) > self.part]
+        if not later:
+            return False
+        self.bad += 1
+        self.part = min(later)
+        return True
 
     def recent(self) -> list[Record]:
         """Once all else was read: records that the rank had collected for its next block when it crashed."""
@@ -115,7 +227,7 @@ class RecordFile:
         except OSError:
             return []
         # If the file has grown since, it contains these records.
-        if size_before(first) != self._offset - len(self._rest):
+        if size_before(first) != (self.part, self._offset - len(self._rest)):
             return []
         records = []
         for line in rest.split(b"\n")[:-1]:
@@ -128,7 +240,7 @@ class RecordFile:
 
     @property
     def bytes_read(self) -> int:
-        return self._offset
+        return self._before + self._offset
 
     @property
     def torn(self) -> bool:
@@ -136,7 +248,12 @@ class RecordFile:
         return bool(self._rest)
 
     def _fill(self, chunk: int) -> bool:
-        """Read at least one complete line; False where the file has none at the moment."""
+        """Read at least one complete line, or a folded part; False where the file has none at the moment."""
+        while self.entering and not self._ready:
+            if not self._enter():
+                return False
+        if self._ready:
+            return True
         while data := self._chunk(chunk):
             *lines, self._rest = (self._rest + data).split(b"\n")
             if lines and self._overlong:
@@ -153,9 +270,15 @@ class RecordFile:
 
     def _chunk(self, size: int) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with part_path(self.path, self.part).open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(size)
+        except FileNotFoundError:
+            if self.part:
+                raise RecordsFolded(
+                    f"{self.path}: steps were folded while they were read; read it again"
+                ) from None
+            return b""
         except OSError:
             return b""
         self._offset += len(data)
@@ -205,8 +328,13 @@ def _parse_any(line: bytes) -> Record | None:
         return None
     if not isinstance(raw, dict):
         return None
-    record = from_mapping(raw)
-    if record is None or not _has_valid_types(record):
+    return _record_of(raw)
+
+
+def _record_of(raw: Any) -> Record | None:
+    """The record with these fields; None where they are no valid record."""
+    record = from_mapping(raw) if isinstance(raw, dict) else None
+    if record is None or not _has_valid_types(record) or not record.is_possible():
         return None
     return record
 

@@ -28,12 +28,15 @@ from typing import Any, ClassVar, TypeVar
 # Version of the record files. Readers accept every version listed here.
 # 1 (2026-11): first version: JSON lines.
 # 2 (2026-11): records that are written at every step are in blocks between the lines: see `ddpcheck.records.blocks`.
-SCHEMA = 2
+# 3 (2026-11): long files are continued in parts, of which some are folded: see `ddpcheck.records.folding`.
+SCHEMA = 3
 
 RANK_FILES = "rank-*.jsonl"
 # Beside each file while its rank runs: the records of the block that the rank collects.
 RECENT_SUFFIX = ".recent"
-_RECENT_KIND = "after"
+_RECENT_KIND, _RECENT_PART = "after", "part"
+# Its further parts, by number, and what is left of those that were folded.
+PART_SUFFIX, FOLDED_SUFFIX = ".part", ".folded"
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,27 @@ class BlockTable:
 
     by: tuple[str, ...] = ()
     texts: Mapping[str, TextEncoding] = field(default_factory=dict)
+    # Each rank writes them at moments of its own: they are not compared row by row.
+    of_one_rank: bool = False
+    # Fields with what has changed: a summary keeps the last value of each key.
+    merged: tuple[str, ...] = ()
 
 
 _AnyRecord = TypeVar("_AnyRecord", bound=Record)
 _registered: dict[str, type[Record]] = {}
 _tables: dict[type[Record], BlockTable] = {}
+_repeated: set[str] = set()
 # The name and default of each field; `MISSING` for a field without default.
 _defaults: dict[type[Record], list[tuple[str, Any]]] = {}
 
 
-def record(kind: str, table: BlockTable | None = None) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
+def record(
+    kind: str, table: BlockTable | None = None, *, repeated: bool = False
+) -> Callable[[type[_AnyRecord]], type[_AnyRecord]]:
     """Register a record class. `kind` identifies it in the record files: it never changes.
 
-    `table`: records of the class come at every step, and are written in blocks.
+    `table`: records of the class come at every step, and are written in blocks. `repeated`: they come again and again,
+    such as at every epoch; of long folded stretches only some are kept.
     """
 
     def register(cls: type[_AnyRecord]) -> type[_AnyRecord]:
@@ -86,6 +97,8 @@ def record(kind: str, table: BlockTable | None = None) -> Callable[[type[_AnyRec
         cls.kind = kind
         if table is not None:
             _tables[cls] = table
+        if repeated:
+            _repeated.add(kind)
         _defaults[cls] = [
             (each.name, each.default if each.default_factory is MISSING else each.default_factory())
             for each in fields(cls)
@@ -109,6 +122,12 @@ def block_table(cls: type[Record]) -> BlockTable | None:
     return _tables.get(cls)
 
 
+def is_repeated(kind: str) -> bool:
+    """Whether records of this kind come again and again, as events."""
+    record_kinds()
+    return kind in _repeated
+
+
 def field_defaults(cls: type[Record]) -> list[tuple[str, Any]]:
     """The name and default of each field; `MISSING` for a field without default."""
     return _defaults[cls]
@@ -130,19 +149,22 @@ def to_line(record: Record) -> bytes:
     return json.dumps(to_mapping(record), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
-def recent_header(size: int) -> bytes:
-    """The first line of a file of recent records: the size of the rank's file when it was begun."""
-    return json.dumps({_RECENT_KIND: size}).encode() + b"\n"
+def recent_header(size: int, part: int = 0) -> bytes:
+    """The first line of a file of recent records: the part of the rank's file when it was begun, and its size."""
+    numbers = {_RECENT_KIND: size, **({_RECENT_PART: part} if part else {})}
+    return json.dumps(numbers).encode() + b"\n"
 
 
-def size_before(header: bytes) -> int:
-    """What `recent_header` states; -1 where the line is damaged."""
+def size_before(header: bytes) -> tuple[int, int]:
+    """The part and its size in `recent_header`; (0, -1) where the line is damaged."""
     try:
         raw = json.loads(header)
-    except ValueError:
-        return -1
-    size = raw.get(_RECENT_KIND) if isinstance(raw, dict) else None
-    return size if type(size) is int else -1
+    except (ValueError, RecursionError):
+        return 0, -1
+    if not isinstance(raw, dict):
+        return 0, -1
+    part, size = raw.get(_RECENT_PART, 0), raw.get(_RECENT_KIND)
+    return (part, size) if type(part) is int and type(size) is int else (0, -1)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Record | None:

@@ -11,7 +11,6 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -28,7 +27,7 @@ from ddpcheck.reports.tensorboard.event_file import EventFile, write_lines
 from ddpcheck.reports.tensorboard.tags import layout_of, safe_name
 from ddpcheck.reports.verdict import counted, in_order, verdict_sentence
 from ddpcheck.reports.views.timing import profiled_overlap
-from ddpcheck.version import VERSION
+from ddpcheck.run_mark import mark_of
 
 _MOST_FINDINGS = 20
 _MOST_ROWS = 64
@@ -165,18 +164,6 @@ def _short(name: str, most: int) -> str:
 
 
 MARK = "ddpcheck.json"
-_SOURCES = ("run.json", "rank-*.jsonl", "node-*.jsonl", "links.json", "gradients/*.safetensors", "traces/*")
-
-
-def mark_of(run: Path) -> dict[str, Any]:
-    """The number of files, their total size and the latest time of modification."""
-    stats = [path.stat() for pattern in _SOURCES for path in run.glob(pattern)]
-    return {
-        "ddpcheck": VERSION,
-        "files": len(stats),
-        "bytes": sum(each.st_size for each in stats),
-        "latest": max((each.st_mtime_ns for each in stats), default=0),
-    }
 
 
 def is_current(run: Path, folder: Path) -> bool:

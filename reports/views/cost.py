@@ -29,10 +29,14 @@ _CHECKS = (
 )
 
 
+_MOST_FOLDED = 4
+
+
 def cost_lines(report: Report) -> list[str]:
     """What ddpcheck took per step, and what was left out to stay below the budget; empty if it is not known."""
+    folded = [f for f in [_capitalized(folded_line(report))] if f]
     if report.cost is None:
-        return []
+        return folded
     limit = "the budget" if report.cost.budget is None else f"--budget {report.cost.budget:g} %"
     aim = (
         f"to stay below {limit}"
@@ -44,7 +48,20 @@ def cost_lines(report: Report) -> list[str]:
         for check, text in _CHECKS
         if (interval := _interval(report.cost.schedule, check))
     ]
-    return [_cost_line(report.cost), *thinned]
+    return [_cost_line(report.cost), *thinned, *folded]
+
+
+def folded_line(report: Report) -> str:
+    """Which steps the records only sum up, empty if there are none. Reports of other runs may have anything there."""
+    ranges = report.run.get("folded")
+    if not isinstance(ranges, list) or not ranges:
+        return ""
+    try:
+        steps = [f"{first:,} to {last:,}" for first, last in ranges]
+    except (TypeError, ValueError):
+        return ""
+    listed = ", ".join(steps[:_MOST_FOLDED]) + (", …" if len(steps) > _MOST_FOLDED else "")
+    return f"steps {listed} were compared while the job ran; of them, the records keep sums and samples (--keep all)"
 
 
 def left_out_text(report: Report) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddpcheck.analysis.report import Check, DataEpoch, RankStatus, RankSummary, Report
 from ddpcheck.analysis.timing.model import TimeTable
 from ddpcheck.formatting import counted, percent_text, rank_ranges, size_text, time_text
-from ddpcheck.reports.views.cost import cost_lines, thinned_out
+from ddpcheck.reports.views.cost import cost_lines, folded_line, thinned_out
 from ddpcheck.reports.views.hardware import Node, hardware_nodes
 from ddpcheck.reports.views.memory import memory_location, memory_rows, similar_ranks
 from ddpcheck.reports.views.ranks import last_position
@@ -196,9 +196,8 @@ def _not_judged(report: Report) -> list[SummaryLine]:
 
 def _cost(report: Report) -> list[SummaryLine]:
     """What ddpcheck itself took, and what its budget left out."""
-    lines = cost_lines(report)
-    if not lines:
-        return []
+    texts = [cost_lines(report)[0].removeprefix("ddpcheck ")] if report.cost is not None else []
     thinned = thinned_out(report)
-    fewer = [SummaryLine("", f"to keep to its budget, {thinned}")] if thinned else []
-    return [SummaryLine("ddpcheck", lines[0].removeprefix("ddpcheck ")), *fewer]
+    texts += [f"to keep to its budget, {thinned}"] if thinned else []
+    texts += filter(None, [folded_line(report)])
+    return [SummaryLine("" if index else "ddpcheck", text) for index, text in enumerate(texts)]

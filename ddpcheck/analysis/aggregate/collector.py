@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ddpcheck.analysis.aggregate.agreed_window import add_window
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
+from ddpcheck.analysis.aggregate.folded import FoldedComparisons, module_of
 from ddpcheck.analysis.aggregate.rank_data import (
     DIGEST_PROBES,
     ModuleKey,
@@ -17,6 +18,7 @@ from ddpcheck.analysis.aggregate.rank_data import (
 )
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
     LOCAL_SGD_HOOK,
@@ -57,8 +59,10 @@ class AgreementCollector(Collector):
 
     def __init__(self, attempt: Attempt) -> None:
         self.agreement = Agreement()
+        self._folded = FoldedComparisons(self.agreement)
 
     def add_window(self, window: Window) -> None:
+        self._folded.compare()
         add_window(self.agreement, window)
 
     def begin_rank(self, rank: RankData) -> None:
@@ -67,12 +71,19 @@ class AgreementCollector(Collector):
     @collects_per_module(DigestRecord)
     def add_digest(self, rank: RankData, module: ModuleKey, record: DigestRecord) -> None:
         if not (is_unwrapped(module) and rank.wraps):
+            self._folded.compare_before(record.step)
             self.agreement.add(rank.number, module, record)
 
     @collects_per_module(AppliedRecord)
     def add_applied(self, rank: RankData, module: ModuleKey, record: AppliedRecord) -> None:
         if not (is_unwrapped(module) and rank.wraps):
             self.agreement.add(rank.number, module, record)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        module = module_of(record, rank.modules)
+        if module is not None and not (is_unwrapped(module) and rank.wraps):
+            self._folded.add(rank.number, module, record)
 
     @collects_per_module(DeviceRecord)
     def add_device(self, rank: RankData, module: ModuleKey, record: DeviceRecord) -> None:
@@ -88,6 +99,7 @@ class AgreementCollector(Collector):
         self.agreement.end_rank(rank.number)
 
     def end(self, attempt: Attempt) -> None:
+        self._folded.compare()
         self.agreement.end_all()
 
 
@@ -166,6 +178,18 @@ class RankCollector(Collector):
     def add_hyper(self, rank: RankData, record: HyperRecord) -> None:
         if not self._is_after_disagreement(record):
             rank.add_hyper(record)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        """The last values of hyperparameters that changed, and the number of steps."""
+        optimizer, changed = record.by.get("optimizer"), record.latest.get("changed")
+        if record.of == HyperRecord.kind and type(optimizer) is int and type(changed) is dict:
+            self.add_hyper(rank, HyperRecord(optimizer, record.last, changed))
+        module = module_of(record, rank.modules)
+        if record.of == DigestRecord.kind and record.by.get("stage") == _PARAMS and module is not None:
+            key = (module, optimizer if type(optimizer) is int else -1)
+            if not ((is_unwrapped(module) and rank.wraps) or is_sharded_root(module)):
+                rank.steps[key] = max(rank.steps.get(key, 0), record.last + 1)
 
     def _is_after_disagreement(self, record: HyperRecord) -> bool:
         """Whether ranks differed before this change: later changes must not displace those that explain it."""

@@ -30,6 +30,16 @@ class ComparedSteps:
         if len(self._ranges) > _MOST_RANGES:
             del self._ranges[0]
 
+    def add_range(self, first: int, last: int, count: int) -> None:
+        """Add `count` steps at regular intervals, later than all others."""
+        stride = max(1, (last - first) // max(1, count - 1)) if count > 1 else 1
+        if self._ranges and self._ranges[-1][2] == stride and self._ranges[-1][1] + stride == first:
+            self._ranges[-1] = (self._ranges[-1][0], last, stride)
+            return
+        self._ranges.append((first, last, stride))
+        if len(self._ranges) > _MOST_RANGES:
+            del self._ranges[0]
+
     def __contains__(self, step: int) -> bool:
         return any(
             first <= step <= last and (step - first) % stride == 0 for first, last, stride in self._ranges

@@ -23,20 +23,17 @@ from ddpcheck.analysis.aggregate.step_columns import Rows, Stream, integers
 from ddpcheck.records.blocks import Block, RecordTable
 from ddpcheck.records.kinds.data import BatchRecord
 from ddpcheck.records.kinds.digests import DigestRecord, Stage, TensorKind
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord, BackwardRecord
-from ddpcheck.records.kinds.memory import MemoryRecord
-from ddpcheck.records.kinds.modules import HyperRecord, LossRecord
 from ddpcheck.records.kinds.rank import EndRecord
-from ddpcheck.records.kinds.timing import ClockRecord, CostRecord
-from ddpcheck.records.registry import Record, field_defaults, record_kinds
+from ddpcheck.records.registry import Record, block_table, field_defaults, record_kinds
+from ddpcheck.records.summaries import step_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpcheck.analysis.aggregate.launch import Attempt
 
-# Kinds that are evaluated for each rank alone, whatever its other records are.
-_OF_ONE_RANK = (ClockRecord, LossRecord, MemoryRecord, CostRecord, HyperRecord)
 # Fields that may differ between the rows of a table of a regular step.
 _COLUMNS: Mapping[type[Record], frozenset[str]] = {
     DigestRecord: frozenset({"step", "root", "leaves", "time", "forward", "hyper"}),
@@ -59,6 +56,8 @@ _REGULAR_DIGESTS = (
 )
 # Records that wait for other ranks, of all ranks together, before some are passed on one by one: a rank may be gone.
 _MOST_WAITING = 1 << 20
+# Events among them, which are objects. Of folded steps there are only events.
+_MOST_EVENTS = 1 << 16
 # Steps of a window, and of all ranks together. Arrays of all ranks are made of it.
 _MOST_STEPS, _FEWEST_STEPS = 256, 16
 _STEPS_OF_ALL = 1 << 16
@@ -154,6 +153,7 @@ class StepBuffer:
         # Steps that are passed on record by record.
         self._single: set[int] = set()
         self._waiting = 0
+        self._events = 0
 
     def _feed(self, rank: RankData, record: Record) -> None:
         attempt = self._attempt()
@@ -175,11 +175,21 @@ class StepBuffer:
 
     def add_record(self, rank: int, record: Record) -> None:
         queue = self._queues[rank]
-        if not queue.entries:
+        if isinstance(record, FoldedRecord):
+            # Passed on in the order of steps, like the records that it replaces.
+            queue.step = max(queue.step, record.part)
+        elif not queue.entries:
             self._feed(queue.rank, record)
             return
+        else:
+            queue.step = max(queue.step, _compared_step(record))
         queue.entries.append(_Event(record, queue.step))
         self._single.add(queue.step)
+        self._events += 1
+        if self._events > _MOST_EVENTS:
+            self.pass_on()
+        while self._events > _MOST_EVENTS:
+            self._pass_singly(min(q.head() for q in self._queues.values() if q.entries) + _MOST_STEPS)
 
     def add_block(self, rank: int, block: Block) -> None:
         queue = self._queues[rank]
@@ -205,7 +215,8 @@ class StepBuffer:
         for index, table in enumerate(block.tables):
             if table is None:
                 continue
-            if table.record in _OF_ONE_RANK:
+            declared = block_table(table.record)
+            if declared is not None and declared.of_one_rank:
                 for record in table.records():
                     self._feed(queue.rank, record)
                 continue
@@ -296,6 +307,7 @@ class StepBuffer:
                 if entry.step > step:
                     return
                 queue.entries.popleft()
+                self._events -= 1
                 self._feed(queue.rank, entry.record)
                 continue
             if entry.first() > step:
@@ -344,6 +356,13 @@ class StepBuffer:
             )
         streams.sort(key=lambda stream: REGULAR_KINDS.index(stream.record))
         return Window(first, end, streams)
+
+
+def _compared_step(record: Record) -> int:
+    """The step of a record that is compared across ranks; -1 for others."""
+    declared = block_table(type(record))
+    step = None if declared is None or declared.of_one_rank else step_of(record)
+    return -1 if step is None else step
 
 
 def _joined_steps(parts: Sequence[tuple[Rows, NDArray[np.int64]]]) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues, comparable
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
+from ddpcheck.analysis.aggregate.folded import module_of
 from ddpcheck.analysis.aggregate.rank_data import SKETCH_PROBES, ModuleKey, RankData, members
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.aggregate.step_columns import equal_on_all_ranks
@@ -28,6 +29,7 @@ from ddpcheck.analysis.allreduce.mean_check import (
 from ddpcheck.analysis.cost.collector import CostCollector
 from ddpcheck.analysis.timeseries.collector import GradientSeries
 from ddpcheck.records.codecs import shares
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.gradients import BackwardRecord
 from ddpcheck.records.kinds.modules import JoinRecord, ModuleRecord
 from ddpcheck.records.kinds.rank import FaultRecord
@@ -491,6 +493,17 @@ class GradientCollector(Collector):
     def add_backward(self, rank: RankData, module: ModuleKey, record: BackwardRecord) -> None:
         description = rank.description(module, record.revision)
         self.verifier.add(rank.number, module, record, description, self._ended)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        """The launcher had verified them. Of those it found wrong, the first was kept."""
+        module = module_of(record, rank.modules) if record.of == BackwardRecord.kind else None
+        if module is not None and rank.number == min(module[0]) and record.norms:
+            stats = self.verifier.stats.setdefault(module, MeanCheckStats())
+            stats.checked += record.rows
+            stats.sketched_steps.add_range(record.first, record.last, record.rows)
+            if stats.diverged is None:
+                stats.agreed.add_range(record.first, record.last, record.rows)
 
     @collects_per_module(JoinRecord)
     def add_join(self, rank: RankData, module: ModuleKey, record: JoinRecord) -> None:

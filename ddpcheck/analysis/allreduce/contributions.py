@@ -167,14 +167,15 @@ def _find(steps: Sequence[_Step], divisor: int, ranks: Sequence[int]) -> Contrib
     independent = _independent(total, max(each.sums.count for each in steps))
     if independent < _COEFFICIENTS + _FEWEST_FREE:
         return None
-    by_rank = [_of_ranks(sums, independent, divisor) for sums in (total, *parts)]
-    overall = [_of_mean(sums, independent, divisor) for sums in (total, *parts)]
-    for estimates, named in ((by_rank, True), (overall, False)):
-        (errors, deviations), *halves = estimates
+    for estimate, named in ((_of_ranks, True), (_of_mean, False)):
+        errors, deviations = estimate(total, independent, divisor)
         for missing, sign in ((True, -1.0), (False, 1.0)):
             hit = (sign * deviations >= _DEVIATIONS) & (numpy.abs(errors - sign) <= _TOLERANCE)
-            for half_errors, _ in halves:
-                hit &= numpy.abs(half_errors - sign) <= _HALF_TOLERANCE
+            # Nearly always there is none, and the halves are not needed.
+            if not hit.any():
+                continue
+            for sums in parts:
+                hit &= numpy.abs(estimate(sums, independent, divisor)[0] - sign) <= _HALF_TOLERANCE
             if not hit.any():
                 continue
             indices = numpy.flatnonzero(hit)

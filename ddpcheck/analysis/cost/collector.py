@@ -12,6 +12,7 @@ from ddpcheck.analysis.aggregate.rank_data import RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects
 from ddpcheck.analysis.cost.model import CostTable, LeftOut, RankCost, SchedulePart
 from ddpcheck.config import parse_budget
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.timing import CostRecord
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _FURTHER_PROBES = "other"
 # The budget changes its schedule a few times; further changes extend the last part.
 _MOST_PARTS = 64
 _MOST_RANKS = 256
+
+# Fields of a folded cost record: times by probe, and the schedule.
+_SPENT = "spent."
+_EVERY = ("sketch_every", "applied_every", "params_every")
 
 _Intervals = tuple[int, int, int]
 
@@ -95,6 +100,28 @@ class CostCollector(Collector):
     @collects(CostRecord)
     def add(self, rank: RankData, record: CostRecord) -> None:
         self.ranks[rank.number].add(record)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        """The sums of several records."""
+        if record.of != CostRecord.kind:
+            return
+        spent = {
+            name.removeprefix(_SPENT): round(row[1])
+            for name, row in record.numbers.items()
+            if name.startswith(_SPENT)
+        }
+        least_known = record.numbers.get("device", (0, 0, 0, 0))[2]
+        self.ranks[rank.number].add(
+            CostRecord(
+                record.first,
+                round(record.total("steps")),
+                round(record.total("wall")),
+                spent,
+                -1 if least_known < 0 else round(record.total("device")),
+                *(max(1, round(record.largest(name))) for name in _EVERY),
+            )
+        )
 
     def latest_share(self) -> float | None:
         """The share of a step in the latest record of each rank: the highest of all ranks."""

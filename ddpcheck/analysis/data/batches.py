@@ -15,6 +15,7 @@ from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.records.blocks import Encoding
 from ddpcheck.records.kinds.data import BatchRecord
+from ddpcheck.records.kinds.folds import FoldedRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.step_columns import Stream
@@ -443,6 +444,11 @@ class Batches:
         for row in range(len(stream)):
             for index, rank in enumerate(stream.ranks):
                 self.add(rank.number, stream.module, cast("BatchRecord", stream.record_at(index, row)))
+
+    def add_folded(self, rank: int, module: ModuleKey, record: FoldedRecord) -> None:
+        """Forwards that the launcher had compared. Which of them had equal batches is judged by those that are kept."""
+        if rank == min(module[0]) and len(module[0]) > 1:
+            self.modules.setdefault(module, ModuleBatches()).forwards += record.rows
 
     def end_rank(self, rank: int) -> None:
         for key in self._pending.end_rank(rank):

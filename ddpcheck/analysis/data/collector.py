@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.aggregate.agreement import PendingValues
+from ddpcheck.analysis.aggregate.folded import module_of
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.data.batches import Batches, ModuleBatches
 from ddpcheck.analysis.report import DataEpoch
 from ddpcheck.records.kinds.data import BatchRecord, EpochRecord, LoaderRecord
+from ddpcheck.records.kinds.folds import FoldedRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
@@ -238,6 +240,12 @@ class DataCollector(Collector):
     @collects_per_module(BatchRecord)
     def add_batch(self, rank: RankData, module: ModuleKey, record: BatchRecord) -> None:
         self.batches.add(rank.number, module, record)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        module = module_of(record, rank.modules) if record.of == BatchRecord.kind else None
+        if module is not None:
+            self.batches.add_folded(rank.number, module, record)
 
     @collects_per_module(EpochRecord)
     def add_epoch(self, rank: RankData, module: ModuleKey, record: EpochRecord) -> None:

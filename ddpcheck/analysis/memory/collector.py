@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.analysis.timeseries.series import Series
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.memory import MemoryPartsRecord, MemoryRecord
 
 if TYPE_CHECKING:
@@ -109,6 +110,16 @@ class RankMemory:
         self.most = max(self.most, after, high)
         self.reserved = max(self.reserved, record.reserved)
 
+    def add_folded(self, record: FoldedRecord) -> None:
+        """The largest values, and the mean in the middle of these steps."""
+        self.on_device = self.on_device or record.largest("allocated") > 0
+        after, high = ("allocated", "peak") if self.on_device else ("host", "high")
+        count, total, _, largest = record.numbers.get(after, (0, 0, 0, 0))
+        if count:
+            self.after.add((record.first + record.last) // 2, round(total / count))
+        self.most = max(self.most, round(largest), round(record.largest(high)))
+        self.reserved = max(self.reserved, round(record.largest("reserved")))
+
     @property
     def steps(self) -> int:
         return self.after.steps[-1] + 1 if len(self.after) else 0
@@ -171,6 +182,11 @@ class MemoryCollector(Collector):
     @collects(MemoryRecord)
     def add_step(self, rank: RankData, record: MemoryRecord) -> None:
         self._of(rank).add(record)
+
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        if record.of == MemoryRecord.kind:
+            self._of(rank).add_folded(record)
 
     @collects_per_module(MemoryPartsRecord)
     def add_parts(self, rank: RankData, module: ModuleKey, record: MemoryPartsRecord) -> None:

@@ -144,6 +144,17 @@ class AgreementSeries:
         else:
             self.intervals.append(AgreementInterval(steps[0], steps[-1], len(steps), (), (), True))
 
+    def note_folded(self, first: int, last: int, count: int) -> None:
+        """Steps at which all ranks agreed, of which only the number is known. Some steps between them were added."""
+        before = self.intervals[-1] if self.intervals else None
+        if before and before.first >= 0 and not before.odd and not before.absent:
+            end, compared = max(before.last, last), before.compared + count
+            self.intervals[-1] = replace(before, first=min(before.first, first), last=end, compared=compared)
+        elif len(self.intervals) >= MOST_INTERVALS or self._named > MOST_NAMED:
+            self.cut = True
+        else:
+            self.intervals.append(AgreementInterval(first, last, count, (), (), True))
+
     def note_difference(
         self,
         steps: Sequence[int],
@@ -170,6 +181,10 @@ class AgreementSeries:
         # Step -1, the wrapping, is an interval of its own.
         if last and last.first >= 0 and last.last <= step and (last.odd, last.absent) == (outliers, absent):
             self.intervals[-1] = replace(last, last=step, compared=last.compared + (step > last.last))
+            return
+        if last and last.first <= step < last.last and (last.odd, last.absent) == (outliers, absent):
+            # A step that was kept, among folded ones.
+            self.intervals[-1] = replace(last, compared=last.compared + 1)
             return
         self._named += len(outliers) + len(absent)
         if len(self.intervals) >= MOST_INTERVALS or self._named > MOST_NAMED:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.agreement import MOST_PENDING, Agreement, PendingValues
+from ddpcheck.analysis.aggregate.folded import FoldedComparisons, module_of
 from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, is_unwrapped
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
+from ddpcheck.records.kinds.folds import FoldedRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import ModuleUseRecord
 from ddpcheck.records.kinds.rank import FaultRecord
@@ -29,6 +31,7 @@ class UnwrappedCollector(Collector):
 
     def __init__(self, attempt: Attempt) -> None:
         self.agreement = Agreement()
+        self._folded = FoldedComparisons(self.agreement)
         # By module: why DDP did not reduce its backwards, as values of `UnwrappedReason`.
         self.reasons: dict[ModuleKey, set[str]] = {}
         # By module: values of `UseEvidence`.
@@ -79,6 +82,12 @@ class UnwrappedCollector(Collector):
             if record.reason:
                 self.reasons.setdefault(module, set()).add(record.reason)
 
+    @collects(FoldedRecord)
+    def add_folded(self, rank: RankData, record: FoldedRecord) -> None:
+        module = module_of(record, rank.modules)
+        if module is not None and is_unwrapped(module):
+            self._folded.add(rank.number, module, record)
+
     @collects_per_module(ModuleUseRecord)
     def add_use(self, rank: RankData, module: ModuleKey, record: ModuleUseRecord) -> None:
         self.uses.setdefault(module, set()).update(record.evidence)
@@ -93,6 +102,7 @@ class UnwrappedCollector(Collector):
         self.agreement.end_rank(rank.number)
 
     def end(self, attempt: Attempt) -> None:
+        self._folded.compare()
         self.agreement.end_all()
 
 

@@ -13,12 +13,14 @@ from typing import Any
 from ddpcheck.analysis.run_reader import by_start
 from ddpcheck.errors import NotOneJob, OutputFolderError, RunNotFound
 from ddpcheck.launcher.run_folder import make_folder, run_name
+from ddpcheck.records.folding import further_files
 from ddpcheck.records.kinds.rank import RankHeader, is_same_job
 from ddpcheck.records.reader import REPORT_FILE, RUN_FILE, RUNS_FOLDER, RecordFile, read_run_file
-from ddpcheck.records.registry import RANK_FILES, RECENT_SUFFIX
+from ddpcheck.records.registry import FOLDED_SUFFIX, PART_SUFFIX, RANK_FILES, RECENT_SUFFIX
 
 # Written again for the merged run.
 _NOT_COPIED = {RUN_FILE, REPORT_FILE}
+_BESIDE_RANK_FILES = tuple(f"rank-*{suffix}*" for suffix in (RECENT_SUFFIX, PART_SUFFIX, FOLDED_SUFFIX))
 
 
 def merge_runs(sources: Sequence[Path], out: Path | None = None) -> Path:
@@ -78,9 +80,10 @@ def _copy_ranks(files: dict[Path, RankHeader], target: Path) -> None:
                 shutil.copyfile(path, destination)
                 destination.chmod(0o600)
                 recent = path.with_suffix(RECENT_SUFFIX)
-                if recent.exists():
-                    shutil.copyfile(recent, destination.with_suffix(RECENT_SUFFIX))
-                    destination.with_suffix(RECENT_SUFFIX).chmod(0o600)
+                for further in (*further_files(path), *([recent] if recent.exists() else [])):
+                    copy = destination.with_suffix(further.suffix)
+                    shutil.copyfile(further, copy)
+                    copy.chmod(0o600)
                 break
             if filecmp.cmp(path, destination, shallow=False):
                 break  # the same file was given twice
@@ -95,7 +98,7 @@ def _copy_rest(source: Path, target: Path) -> None:
             destination.mkdir(mode=0o700, exist_ok=True)
         elif not path.is_file() or path.name.startswith("."):
             continue
-        elif path.parent != source or not (path.match(RANK_FILES) or path.suffix == RECENT_SUFFIX):
+        elif path.parent != source or not any(map(path.match, (RANK_FILES, *_BESIDE_RANK_FILES))):
             _copy_or_append(path, destination)
 
 

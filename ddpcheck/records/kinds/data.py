@@ -56,7 +56,7 @@ class LoaderRecord(Record):
     members: list[str] = field(default_factory=list)
 
 
-@record("epoch")
+@record("epoch", repeated=True)
 @dataclass(frozen=True)
 class EpochRecord(Record):
     """One pass over a loader: which samples this rank drew, and in what order."""
@@ -83,7 +83,7 @@ class EpochRecord(Record):
     at: int | None = None
 
 
-@record("samples")
+@record("samples", repeated=True)
 @dataclass(frozen=True)
 class SamplesRecord(Record):
     """Fingerprints of a few samples in one pass over a loader: of the same indices on every rank."""

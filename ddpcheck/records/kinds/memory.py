@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ddpcheck.records.registry import BlockTable, Record, record
 
 
-@record("memory", BlockTable())
+@record("memory", BlockTable(of_one_rank=True))
 @dataclass(frozen=True)
 class MemoryRecord(Record):
     """Memory of this rank after a step, in bytes; written when it changed, otherwise at intervals."""

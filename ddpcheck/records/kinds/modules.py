@@ -23,7 +23,7 @@ class OptimizerRecord(Record):
     where: str = ""
 
 
-@record("hyper", BlockTable(("optimizer",)))
+@record("hyper", BlockTable(("optimizer",), of_one_rank=True, merged=("changed",)))
 @dataclass(frozen=True)
 class HyperRecord(Record):
     """Hyperparameters that changed at a step, by "group.name"."""
@@ -45,7 +45,7 @@ class SkipRecord(Record):
     scale: float | None = None
 
 
-@record("loss", BlockTable(("optimizer",)))
+@record("loss", BlockTable(("optimizer",), of_one_rank=True))
 @dataclass(frozen=True)
 class LossRecord(Record):
     """The loss that backward was called on, summed up for each of several consecutive steps."""

@@ -40,7 +40,7 @@ class ReadyRecord(Record):
     limits: list[int] = field(default_factory=list)
 
 
-@record("clocks", BlockTable())
+@record("clocks", BlockTable(of_one_rank=True))
 @dataclass(frozen=True)
 class ClockRecord(Record):
     """Durations of the phases of several consecutive steps, in microseconds, one number per step."""
@@ -68,7 +68,7 @@ class ClockRecord(Record):
     ddp: dict[str, int] = field(default_factory=dict)
 
 
-@record("cost", BlockTable())
+@record("cost", BlockTable(of_one_rank=True))
 @dataclass(frozen=True)
 class CostRecord(Record):
     """The time that ddpcheck took during some steps, and how often the budget let it check."""

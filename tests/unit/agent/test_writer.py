@@ -153,7 +153,7 @@ def test_file_is_private(path: Path) -> None:
 
 def test_descriptor_is_not_inherited(path: Path) -> None:
     writer = RecordWriter(path)
-    assert not os.get_inheritable(writer._fd)
+    assert not os.get_inheritable(writer._parts._fd)
     writer.close(END)
 
 
@@ -422,7 +422,7 @@ def test_forked_child_does_not_write_to_the_file(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_child_forked_after_close_closes_no_other_file(path: Path, tmp_path: Path) -> None:
     writer = RecordWriter(path)
-    number = writer._fd
+    number = writer._parts._fd
     writer.close(END)
     reused = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     assert reused == number

@@ -14,7 +14,7 @@ from ddpcheck.analysis.report_builder import analyse_run
 from ddpcheck.cli.app import app
 from ddpcheck.errors import RunNotFound
 from ddpcheck.launcher.process.process_table import process_start
-from ddpcheck.launcher.run_folder import write_report
+from ddpcheck.launcher.stored_report import write_report
 from tests.helpers.run_builder import RunBuilder
 
 

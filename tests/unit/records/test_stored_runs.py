@@ -80,3 +80,14 @@ def test_damaged_run() -> None:
     assert report.run["unreadable_lines"] == 2
     assert report.run["files_without_header"] == 1
     assert report.command == ()
+
+
+def test_folded_steps() -> None:
+    """A rank that differs from step 1240 on, after steps 128 to 895 were folded."""
+    report = report_of("3-folded")
+    assert errors_and_warnings(report)[0][:3] == ("DDP201", 1240, (0, 1))
+    assert report.run["folded"] == [[128, 895]]
+    assert report.run["unreadable_lines"] == 0
+    compared = {check.name: check.compared for check in report.checks}
+    assert compared["parameters after each step"] == report.steps == 1300
+    assert compared["reduced gradients against the mean"] == 1300
