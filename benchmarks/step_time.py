@@ -91,6 +91,8 @@ CASES = [
     ),
     Case("mlp-budget-off", "mlp", BUDGET_OFF, 1.08, title="MLP, `--budget off`"),
     Case("tiny-2000-budget-off", "tiny", BUDGET_OFF, 1.5, title="2,000 parameters of 1 KB, `--budget off`"),
+    # One audited step in each block.
+    Case("gpt-audit-10", "gpt", (*BUDGET_OFF, "--audit", "every=10"), steps=10, warm_up=FIRST_DECISION),
     Case("gpt-unwatched", "gpt", None, steps=2, warm_up=FIRST_DECISION),
     Case("mlp-unwatched", "mlp", None),
     Case("mlp-glibc-keeps-memory", "mlp", (), environment=KEEP_MEMORY),

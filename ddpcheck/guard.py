@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ddpcheck.privacy import mask_text
 
@@ -40,6 +40,15 @@ class EntryPoint:
         # Nanoseconds spent in it, where its caller counts them; an estimate unless it is timed at each call.
         self.ns = 0
         self.always_timed = False
+
+
+class Hiding(NamedTuple):
+    """Keeps torch.compile from tracing a function."""
+
+    # Not None while a compiler watches the calls of this thread: asking takes a tenth of what hiding takes.
+    compiling: Callable[[], object]
+    # Returns a function that calls the given one with the compiler switched off.
+    hide: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Guard:
@@ -86,20 +95,25 @@ class Guard:
         body: Callable[..., T],
         while_capturing: bool = False,
         timed: bool = False,
+        hiding: Hiding | None = None,
     ) -> Callable[..., T | None]:
         """`body` for calls from the user's program: raises no Exception, and does nothing once switched off.
 
         While a graph is captured it does nothing either, unless it touches no device (`while_capturing`).
         KeyboardInterrupt and SystemExit are not caught: they belong to the user's program.
         `timed`: the training thread calls it during training, so its time counts as ddpcheck's own.
+        `hiding`: keeps a compiler from tracing it.
         """
         entry = self.register(probe, name, body)
         off = self.off
+        compiling = None if hiding is None else hiding.compiling
 
         @functools.wraps(body)
         def protected(*args: Any, **kwargs: Any) -> T | None:
             if probe in off:
                 return None
+            if compiling is not None and compiling() is not None:
+                return hidden(*args, **kwargs)
             # Inside another entry, that one counts. If threads enter at the same time, only the first is counted.
             clock = self.clock if timed else None
             if clock is not None:
@@ -124,6 +138,8 @@ class Guard:
                     entry.ns += spent
                     clock.entered = 0
 
+        # Called with the compiler switched off, it goes the other way.
+        hidden = protected if hiding is None else hiding.hide(protected)
         return protected
 
     def switch_off(self, entry: EntryPoint, error: Exception) -> None:

@@ -90,6 +90,32 @@ class DdpImportFinder:
         _install_agent()
 
 
+class LaterImportFinder(DdpImportFinder):
+    """Observes the import of one further module, from the agent on."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        spec = self._find_regular_spec(name, path, target)
+        try:
+            if spec is not None:
+                self._observe_import(spec, self._on_imported)
+        except Exception as error:
+            write_fault("find_spec", error)
+        return spec
+
+    def _on_imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._then()
+
+
 def _install_agent() -> None:
     """Install the agent. No error in it reaches the user's import."""
     try:

@@ -9,6 +9,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from ddpcheck import torch_compat
+from ddpcheck.guard import GUARD, Hiding
 
 _MARK = "__ddpcheck_original__"
 _INHERITED = object()
@@ -192,8 +193,7 @@ def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     hidden: Callable[..., Any] = disable(function)
     active = torch_compat.lookup(torch_compat.DYNAMO_CALLBACK)
-    marks = {name: value for name, value in vars(hidden).items() if name.startswith(_DISABLED_MARK)}
-    if active is None or not marks:
+    if active is None or not _disabled_marks(hidden):
         return hidden
 
     @functools.wraps(function)
@@ -201,10 +201,30 @@ def hide_from_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         # torch's wrapper takes two microseconds. It is needed only while a compiler watches the calls of this thread.
         return function(*args, **kwargs) if active() is None else hidden(*args, **kwargs)
 
-    # The compiler recognises torch's wrapper by these attributes and does not trace it.
-    vars(call).update(marks)
-    skip_frame(call)
+    _mark_as(hidden, call)
     return call
+
+
+def hidden_entry(probe: str, name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry point that the training thread calls several times per step, excluded from what torch.compile traces."""
+    disable = torch_compat.lookup(torch_compat.DYNAMO_DISABLE)
+    active = torch_compat.lookup(torch_compat.DYNAMO_CALLBACK)
+    if disable is None or active is None:
+        return hide_from_compiler(GUARD.protect(probe, name, body, timed=True))
+    # One function less per call than with `hide_from_compiler`.
+    entry = GUARD.protect(probe, name, body, timed=True, hiding=Hiding(active, disable))
+    _mark_as(disable(entry), entry)
+    return entry
+
+
+def _disabled_marks(hidden: Callable[..., Any]) -> dict[str, Any]:
+    return {name: value for name, value in vars(hidden).items() if name.startswith(_DISABLED_MARK)}
+
+
+def _mark_as(hidden: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """The compiler recognises torch's wrapper by these attributes and does not trace it."""
+    vars(function).update(_disabled_marks(hidden))
+    skip_frame(function)
 
 
 def skip_frame(function: Callable[..., Any]) -> None:

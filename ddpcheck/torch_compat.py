@@ -179,9 +179,28 @@ WRAPPED_CHILDREN = (
         "torch.distributed.fsdp:FullyShardedDataParallel", "_fsdp_wrapped_module", _CHILDREN_CHECK, True
     ),
 )
+WRAPPED_BY_FSDP = WRAPPED_CHILDREN[1]
 _LOSS_CHECK = "a loss that is a mean over unequal counts is taken for a sum"
 LOSS_REDUCTION = PrivateName("torch.autograd.graph:Node", "_saved_reduction", _LOSS_CHECK, True, True)
 LOSS_FACTOR = PrivateName("torch.autograd.graph:Node", "_saved_other", _LOSS_CHECK, True, True)
+# What a node of the graph keeps of the arguments of a loss function.
+_LOSS_SETTINGS_CHECK = "settings of losses are not compared"
+LOSS_SETTINGS = {
+    name: PrivateName("torch.autograd.graph:Node", f"_saved_{name}", _LOSS_SETTINGS_CHECK, True, True)
+    for name in ("ignore_index", "beta", "delta", "margin", "p", "blank", "zero_infinity")
+}
+LOSS_TENSORS = {
+    name: (
+        PrivateName("torch.autograd.graph:Node", f"_raw_saved_{name}", _LOSS_SETTINGS_CHECK, True, True),
+        PrivateName("torch.autograd.graph:Node", f"_saved_{name}", _LOSS_SETTINGS_CHECK, True, True),
+    )
+    for name in ("weight", "pos_weight", "target")
+}
+UNPACK_HOOK = PrivateName("torch._C._autograd:SavedTensor", "unpack_hook", _LOSS_SETTINGS_CHECK, True, True)
+SUMMED_SIZES = PrivateName(
+    "torch.autograd.graph:Node", "_saved_self_sym_sizes", _LOSS_SETTINGS_CHECK, True, True
+)
+SUMMED_DIMENSIONS = PrivateName("torch.autograd.graph:Node", "_saved_dim", _LOSS_SETTINGS_CHECK, True, True)
 LOCAL_SHARD = PrivateName(
     "torch.nn:Parameter", "_st_info", "DDP over DTensor parameters is not compared", True, True
 )
@@ -204,6 +223,35 @@ FSDP_REPLICAS = PrivateName(
     True,
     True,
 )
+_FSDP_FORWARD = "forwards of sharded modules are not observed: their data, random numbers, modes and buffers"
+FSDP1_FORWARD = PrivateName(
+    "torch.distributed.fsdp.fully_sharded_data_parallel", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP2_FORWARD = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState", "_root_pre_forward", _FSDP_FORWARD
+)
+FSDP1 = PrivateName("torch.distributed.fsdp", "FullyShardedDataParallel", _FSDP_FORWARD, optional=True)
+FSDP2_PARAMETERS = PrivateName(
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", _FSDP_FORWARD
+)
+# Of the state of FSDP1 and of FSDP2.
+FSDP_IS_ROOT = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_is_root", _FSDP_FORWARD, True, True
+)
+FSDP_MESH = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_device_mesh", _FSDP_FORWARD, True, True
+)
+_FSDP1_SUMS = "the reduction of FSDP's gradients is not checked"
+FSDP1_REDUCTIONS = tuple(
+    PrivateName("torch.distributed.fsdp._runtime_utils", name, _FSDP1_SUMS)
+    for name in ("_reduce_grad", "_reduce_grad_no_shard")
+)
+FSDP_COMM_HOOK = PrivateName(
+    "torch.distributed.fsdp:FullyShardedDataParallel", "_comm_hook", _FSDP1_SUMS, True, True
+)
+FLAT_SAVED_SHARD = PrivateName("torch.nn:Parameter", "_saved_grad_shard", _FSDP1_SUMS, True, True)
+FLAT_CPU_GRADIENT = PrivateName("torch.nn:Parameter", "_cpu_grad", _FSDP1_SUMS, True, True)
+FLAT_NAMES = PrivateName("torch.nn:Parameter", "_fqns", _FSDP1_SUMS, True, True)
 FLAT_ORIGINALS = PrivateName(
     "torch.nn:Parameter", "_params", "original parameters of FSDP are not compared", True, True
 )
@@ -463,6 +511,22 @@ def read(private: PrivateName, instance: Any, default: Any = None) -> Any:
             _MISSING.add(private)
         return default
     return value
+
+
+def saved_tensor(name: str, node: Any) -> tuple[bool, torch.Tensor | None]:
+    """Whether what a node of the graph keeps could be read, and the tensor, if there is one.
+
+    If hooks of the program have to unpack it, it is not read: that may compute a checkpointed forward again.
+    """
+    raw, saved = LOSS_TENSORS[name]
+    # Without `unpack_hook` it is not known whether there are hooks.
+    if read(UNPACK_HOOK, read(raw, node), node) is not None:
+        return False, None
+    try:
+        tensor = read(saved, node)
+    except RuntimeError:
+        return False, None  # it was written in place, or has been freed
+    return True, tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:

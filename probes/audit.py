@@ -126,8 +126,8 @@ class AuditProbe(Probe):
         self._due: list[Audit] = []
         # Modules whose replay failed: it would fail again.
         self._refused: dict[int, tuple[AuditSkip, str]] = {}
-        # By module: the file that this rank handed over last.
-        self._files: dict[int, Path] = {}
+        # By module: the files that this rank handed over last, which others may still read.
+        self._files: dict[int, list[Path]] = {}
         self._pending: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._depth = 0
         self._entries = CaptureEntries(
@@ -274,12 +274,16 @@ class AuditProbe(Probe):
         return self._folder / f"{start}-{module}-step-{audit.step:08d}-rank-{source:05d}.safetensors"
 
     def _hand_over(self, audit: Audit) -> Path:
-        """The path of this rank's file. Its earlier one has been read: this backward follows an AllReduce."""
-        earlier = self._files.get(audit.tracked.index)
-        if earlier is not None:
-            earlier.unlink(missing_ok=True)
-        path = self._files[audit.tracked.index] = self._path(audit, self.context.rank)
-        return path
+        """The path of this rank's file.
+
+        Another rank may be at its replays of the audit before. It has ended those of the one before that: since then it
+        took part in an AllReduce.
+        """
+        files = self._files.setdefault(audit.tracked.index, [])
+        if len(files) > 1:
+            files.pop(0).unlink(missing_ok=True)
+        files.append(self._path(audit, self.context.rank))
+        return files[-1]
 
     # Replays.
 

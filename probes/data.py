@@ -14,6 +14,8 @@ import torch
 
 from ddpcheck import torch_compat
 from ddpcheck.device_api import devices_of, generators_of
+from ddpcheck.probes.losses.graph import is_due
+from ddpcheck.probes.losses.labels import LabelTracker
 from ddpcheck.probes.probe import BudgetItem, Probe, ProbeContext
 from ddpcheck.probes.samples.draws import MOST_EPOCHS, MOST_MAPS, LoaderRegistry, SampleDraws, TrackedLoader
 from ddpcheck.probes.samples.fingerprint import (
@@ -61,6 +63,7 @@ class DataProbe(Probe):
     name = "data"
     budget_items: ClassVar[Mapping[str, BudgetItem]] = {
         "forward_inputs": BudgetItem.SKETCH,
+        "root_forward": BudgetItem.SKETCH,
         "backward_called": BudgetItem.SKETCH,
         "before_step": BudgetItem.SKETCH,
         "after_step": BudgetItem.SKETCH,
@@ -80,6 +83,7 @@ class DataProbe(Probe):
         self._pending: deque[PendingBatch] = deque()
         # Loaders of steps outside of DDP whose descriptions were written.
         self._described: set[int] = set()
+        self._labels = LabelTracker()
         # The devices of all modules, whose generators the job draws from.
         self._devices: dict[torch.device, None] = {}
 
@@ -87,12 +91,16 @@ class DataProbe(Probe):
         self._devices.update(dict.fromkeys(devices_of(tracked.tensors(tracked.parameters))))
         self._after = rng_states(self._devices)
 
+    def root_found(self, tracked: TrackedModule) -> None:
+        self.after_wrap(tracked)
+
     def forward_inputs(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ddp = tracked.ddp()
         # Gradients are often enabled during evaluation, which may use the same data on every rank.
         if ddp is not None and not ddp.training:
             return
         self._feed(tracked)
+        self._labels.forward(tracked.index, tracked.steps)
         self._close()
         after, self._after = self._after, None
         self._before = self._drew = None
@@ -105,11 +113,15 @@ class DataProbe(Probe):
             self._open = _start_record(tracked, args, kwargs, drew)
         self._drain()
 
+    root_forward = forward_inputs
+
     def backward_called(self, tensors: Any) -> None:
         """Random numbers that are drawn later do not enter local gradients: noise on reduced ones, choices for a log.
 
         Ranks may draw the same there, and often must.
         """
+        if self._labels.due and not torch_compat.in_backward():
+            self._labels.backward_called(tensors)
         if self._before is not None and self._drew is None:
             self._drew = rng_digest(self._before[1], rng_states(self._devices))
 
@@ -118,7 +130,7 @@ class DataProbe(Probe):
         if self._before is None:
             return
         index, before = self._before
-        if any(tracked.index == index for tracked in optimizer.modules):
+        if any(tracked.index == index for tracked in (*optimizer.modules, *optimizer.roots)):
             drew = rng_digest(before, rng_states(self._devices)) if self._drew is None else self._drew
             self._before = self._drew = None
             if self._open is not None:
@@ -130,6 +142,7 @@ class DataProbe(Probe):
         self._after = rng_states(self._devices) if due else None
         self._close()
         self._drain()
+        self._follow_labels(optimizer.steps)
         if self._touched is not None and all(
             tracked.role is ModuleRole.STEPPED for tracked in optimizer.modules
         ):
@@ -137,6 +150,12 @@ class DataProbe(Probe):
         for loader in self._loaders.all:
             if loader.open and loader.open[0].over:
                 self._write_passes(loader, keep=0)
+
+    def _follow_labels(self, step: int) -> None:
+        if self._labels.due:
+            for record in self._labels.records():
+                self.context.write(record)
+        self._labels.due = is_due(step + 1)
 
     def _describe_unwrapped(self) -> None:
         """Without DDP no forward is observed: the batch drawn last is that of the step."""
@@ -171,6 +190,8 @@ class DataProbe(Probe):
         draws = self._loaders.draws(iterator)
         if draws is not None:
             draws.contents.received(batch)
+            if self._labels.due:
+                self._labels.returned(draws.loader.ordinal, batch)
 
     def sampler_exhausted(self, iterator: Any) -> None:
         draws = self._loaders.draws(iterator)
@@ -180,6 +201,8 @@ class DataProbe(Probe):
     def before_exit(self) -> None:
         self._close()
         self._drain(wait=True)
+        for record in self._labels.records(wait=True):
+            self.context.write(record)
         for loader in self._loaders.all:
             self._write_passes(loader, keep=0)
 

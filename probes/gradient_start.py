@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +56,7 @@ class TrackedGradients:
         # The slots are those of the module: when it is deleted, nothing here keeps its tensors.
         slots = self._tracked.parameters
         try:
-            return [slot.holder[slot.key].grad for slot in [slots[index] for index in self.indices]]
+            return [slots[index].holder[slots[index].key].grad for index in self.indices]
         except (IndexError, KeyError, AttributeError):
             # The program took a parameter out of its module.
             return [None] * len(self.indices)
@@ -131,8 +130,7 @@ def _identities(gradients: Sequence[torch.Tensor | None]) -> GradientIdentities:
 
 
 def _all_none(gradients: Sequence[torch.Tensor | None]) -> bool:
-    # Not `count`, which compares tensors.
-    return not any(map(operator.is_not, gradients, itertools.repeat(None)))
+    return all(gradient is None for gradient in gradients)
 
 
 def _start(gradients: list[torch.Tensor | None], after_step: GradientIdentities) -> GradientStart:

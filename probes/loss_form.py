@@ -1,50 +1,68 @@
-"""Records how the loss is computed: reduced by a mean or a sum, and multiplied by which constants."""
+"""Records how the loss is computed: reduced by a mean or a sum, multiplied by which constants, with which settings."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-
-from ddpcheck import torch_compat
+from ddpcheck.probes.losses.graph import (
+    STABLE_STEPS,
+    LossTerm,
+    function_of,
+    is_due,
+    loss_terms,
+    scaled,
+    settings_of,
+)
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
-from ddpcheck.records.kinds.state import LossFormRecord
+from ddpcheck.records.kinds.state import LossFormRecord, LossSettingsRecord
 
 if TYPE_CHECKING:
     from ddpcheck.agent.tracked_optimizer import TrackedOptimizer
 
-# A form counts once this many steps in a row had it: weights by the number of tokens change from step to step.
-STABLE_STEPS = 4
-# The first steps, in which most faults appear, and this many from each power of two on.
-FIRST_STEPS = 8
 MOST_RECORDS = 32
-# Limits of what is read per backward, and per step.
-_MOST_NODES = 16
-_MOST_TERMS = 8
 _MOST_BACKWARDS = 16
-_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-# Operations that change neither the value nor the gradient of a scalar.
-_TRANSPARENT = ("Squeeze", "View", "UnsafeView", "ToCopy", "Alias", "Reshape", "Clone", "Unsqueeze", "Expand")
+_Value = TypeVar("_Value")
 
 
-class LossTerm(NamedTuple):
-    function: str
-    reduction: str
-    # None: a factor that is not a constant.
-    factor: float | None
+class _Stable(Generic[_Value]):
+    """A value that counts once it was the same in several steps."""
+
+    def __init__(self, nothing: _Value) -> None:
+        self._nothing = self._latest = self.written = nothing
+        self.since = 0
+        self._repeated = 0
+        self.records = 0
+
+    def add(self, step: int, value: _Value, constant: bool = True) -> bool:
+        """Whether there is something to write: `written`, since the step `since`."""
+        if value != self._latest:
+            self._latest, self.since, self._repeated = value, step, 0
+        self._repeated += 1
+        stable = value if constant and self._repeated >= STABLE_STEPS else self._nothing
+        if stable == self.written or self.records >= MOST_RECORDS:
+            return False
+        if stable == self._nothing and self._repeated > 1:
+            return False
+        self.written = stable
+        self.records += 1
+        return True
+
+    @property
+    def last(self) -> bool:
+        return self.records == MOST_RECORDS
+
+
+Settings = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 
 class _Known:
     """What is known of the losses of one optimizer."""
 
     def __init__(self) -> None:
-        self.form: tuple[LossTerm, ...] = ()
-        self.since = 0
-        self.repeated = 0
-        self.written: tuple[LossTerm, ...] = ()
-        self.records = 0
+        self.form: _Stable[tuple[LossTerm, ...]] = _Stable(())
+        # By term: the function and its arguments.
+        self.settings: _Stable[Settings] = _Stable(())
 
 
 class LossFormProbe(Probe):
@@ -58,6 +76,7 @@ class LossFormProbe(Probe):
         # As they are, and without the factor of a GradScaler.
         self._terms: list[LossTerm] = []
         self._unscaled: list[LossTerm] = []
+        self._settings: list[tuple[str, tuple[tuple[str, Any], ...]]] = []
         self._backwards = 0
         self._due = True
         self._where = ""
@@ -71,8 +90,11 @@ class LossFormProbe(Probe):
         if not self._where:
             self._where = user_callsite()
         node = getattr(root, "grad_fn", None)
-        _merge(self._terms, loss_terms(node))
-        _merge(self._unscaled, loss_terms(_scaled(node)))
+        terms = loss_terms(node)
+        # Micro-batches of a step have the same terms.
+        _merge(self._terms, [term.form for term in terms])
+        _merge(self._unscaled, [term.form for term in loss_terms(scaled(node))])
+        _merge(self._settings, [(function_of(term), tuple(settings_of(term).items())) for term in terms])
 
     def backward_returned(self) -> None:
         self._depth = max(0, self._depth - 1)
@@ -80,94 +102,51 @@ class LossFormProbe(Probe):
     def before_step(self, optimizer: TrackedOptimizer) -> None:
         self._depth = 0
         if self._due and self._backwards:
-            self._add(optimizer, tuple(self._unscaled if optimizer.scaled else self._terms))
+            self._add(optimizer)
         self._clear()
-        self._due = _is_due(optimizer.steps + 1)
+        self._due = is_due(optimizer.steps + 1)
 
     def step_skipped(self, optimizer: TrackedOptimizer) -> None:
         self._clear()
 
     def _clear(self) -> None:
-        self._terms, self._unscaled, self._backwards, self._where = [], [], 0, ""
+        self._terms, self._unscaled, self._settings, self._backwards, self._where = [], [], [], 0, ""
 
-    def _add(self, optimizer: TrackedOptimizer, form: tuple[LossTerm, ...]) -> None:
+    def _add(self, optimizer: TrackedOptimizer) -> None:
         known = self._known.setdefault(optimizer.index, _Known())
-        if form != known.form:
-            known.form, known.since, known.repeated = form, optimizer.steps, 0
-        known.repeated += 1
-        constant = bool(form) and all(term.factor is not None for term in form)
-        stable = form if constant and known.repeated >= STABLE_STEPS else ()
-        if stable == known.written or known.records >= MOST_RECORDS or (not stable and known.repeated > 1):
-            return
-        known.written = stable
-        known.records += 1
+        step = optimizer.steps
+        form = tuple(self._unscaled if optimizer.scaled else self._terms)
+        if known.form.add(step, form, all(term.factor is not None for term in form)):
+            self._write_form(optimizer, known.form)
+        settings = tuple(self._settings) if any(values for _, values in self._settings) else ()
+        if known.settings.add(step, settings):
+            self._write_settings(optimizer, known.settings)
+
+    def _write_form(self, optimizer: TrackedOptimizer, form: _Stable[tuple[LossTerm, ...]]) -> None:
         self.context.write(
             LossFormRecord(
                 optimizer.index,
-                known.since,
-                [term.function for term in stable],
-                [term.reduction for term in stable],
-                [float(f"{term.factor or 0.0:.9g}") for term in stable],
+                form.since,
+                [term.function for term in form.written],
+                [term.reduction for term in form.written],
+                [float(f"{term.factor or 0.0:.9g}") for term in form.written],
                 self._where,
-                known.records == MOST_RECORDS,
+                form.last,
+            )
+        )
+
+    def _write_settings(self, optimizer: TrackedOptimizer, settings: _Stable[Settings]) -> None:
+        self.context.write(
+            LossSettingsRecord(
+                optimizer.index,
+                settings.since,
+                [function for function, _ in settings.written],
+                [dict(values) for _, values in settings.written],
+                self._where,
+                settings.last,
             )
         )
 
 
-def _is_due(step: int) -> bool:
-    return step < FIRST_STEPS or step - (1 << (step.bit_length() - 1)) < STABLE_STEPS
-
-
-def _merge(terms: list[LossTerm], more: list[LossTerm]) -> None:
-    """Micro-batches of a step have the same terms."""
+def _merge(terms: list[_Value], more: list[_Value]) -> None:
     terms += [term for term in more if term not in terms]
-
-
-def _scaled(node: Any) -> Any:
-    """What a GradScaler has multiplied."""
-    inner = [each for each, _ in node.next_functions if each is not None] if node is not None else []
-    return inner[0] if len(inner) == 1 and type(node).__name__.startswith("MulBackward") else node
-
-
-def loss_terms(node: Any) -> list[LossTerm]:
-    """The terms of which the root is the sum. Empty: it is not known how they are computed."""
-    terms: list[LossTerm] = []
-    pending: list[tuple[Any, float | None]] = [(node, 1.0)]
-    nodes = 0
-    while pending:
-        current, factor = pending.pop()
-        nodes += 1
-        if current is None or nodes > _MOST_NODES or len(terms) >= _MOST_TERMS:
-            return []
-        name = type(current).__name__.rstrip("0123456789").removesuffix("Backward")
-        inner = [each for each, _ in current.next_functions if each is not None]
-        if name in ("Add", "Sub") and inner:
-            # A minus sign makes no difference to how much a term counts.
-            pending += [(each, factor) for each in reversed(inner)]
-        elif name in ("Mul", "Div") and len(inner) == 1:
-            own = _factor(current)
-            if own is None or factor is None or (name == "Div" and not own):
-                pending.append((inner[0], None))
-            else:
-                pending.append((inner[0], factor / own if name == "Div" else factor * own))
-        elif name in (*_TRANSPARENT, "Neg") and len(inner) == 1:
-            pending.append((inner[0], factor))
-        else:
-            terms.append(LossTerm(*_function(name, current), factor))
-    return terms
-
-
-def _function(name: str, node: Any) -> tuple[str, str]:
-    if name in ("Mean", "Sum"):
-        return "reduction", name.lower()
-    reduction = torch_compat.read(torch_compat.LOSS_REDUCTION, node)
-    return name, _REDUCTIONS.get(reduction, "") if type(reduction) is int else ""
-
-
-def _factor(node: Any) -> float | None:
-    """The constant by which the loss is multiplied or divided. A value on a device would have to be waited for."""
-    other = torch_compat.read(torch_compat.LOSS_FACTOR, node)
-    if not isinstance(other, torch.Tensor) or not other.is_cpu or other.dim() or other.requires_grad:
-        return None
-    value = float(other)
-    return value if math.isfinite(value) else None

@@ -32,6 +32,7 @@ class PendingReduction(NamedTuple):
     local: Scan
     applied: Scan
     own_mean: bool
+    backwards: int
 
 
 class ManualReductionProbe(Probe):
@@ -122,6 +123,7 @@ class ManualReductionProbe(Probe):
                     local,
                     applied,
                     _is_own_mean(self._scale, backwards, len(tracked.group)),
+                    backwards,
                 )
             )
             self._drain()
@@ -147,6 +149,7 @@ class ManualReductionProbe(Probe):
                     applied=sketch_text(first.applied.numbers()),
                     absent=sorted(first.applied.absent),
                     own_mean=first.own_mean,
+                    backwards=first.backwards,
                 )
             )
 

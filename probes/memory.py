@@ -33,10 +33,11 @@ SECONDS_BETWEEN = 0.02
 STEPS_BETWEEN = 4
 # A job with more steps has enough measurements: of its fast steps, fewer are measured.
 MANY_STEPS = 256
-MANY_STEPS_BETWEEN = 16
+MANY_STEPS_BETWEEN = 64
 # Parts are measured rarely: state appears with the first step, and buckets are rebuilt in the second. It takes about
 # six microseconds per parameter.
 PARTS_AT = frozenset({1, 2, 16, 256, 4096, 65536})
+_AROUND_PARTS = frozenset(step + offset for step in PARTS_AT for offset in (-1, 1))
 
 
 class MemoryProbe(Probe):
@@ -91,26 +92,32 @@ class MemoryProbe(Probe):
                 self.context.write(parts)
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
-        if optimizer.steps + 1 in PARTS_AT:
-            self.context.stop_calling(self, Probe.before_step)
-            self.context.call(self, Probe.before_step)
-        elif optimizer.steps - 1 in PARTS_AT and optimizer.steps not in PARTS_AT:
-            # Not directly after the step: another optimizer may follow in the same iteration.
-            self.context.stop_calling(self, Probe.before_step)
+        step = optimizer.steps
+        if step in _AROUND_PARTS:
+            self._follow_parts(step)
         if self._counting is None:
             self._counting = optimizer.index
-        if optimizer.index != self._counting or optimizer.steps % self.context.config.every:
+        if optimizer.index != self._counting or step % self.context.config.every:
             return
-        self._step = optimizer.steps
-        if not self._is_due(optimizer.steps):
+        self._step = step
+        if not self._is_due(step):
             return
         self._read_at = monotonic()
-        now = MemoryRecord(optimizer.steps, resident().own, self._high, *memory_on(self._devices))
+        now = MemoryRecord(step, resident().own, self._high, *memory_on(self._devices))
         self._high = 0
         self._measured = now
         if self._is_written(now):
             self._last = now
             self.context.write(now)
+
+    def _follow_parts(self, step: int) -> None:
+        """Be called before the next step if it is one of those whose parts are measured."""
+        if step + 1 in PARTS_AT:
+            self.context.stop_calling(self, Probe.before_step)
+            self.context.call(self, Probe.before_step)
+        elif step - 1 in PARTS_AT and step not in PARTS_AT:
+            # Not directly after the step: another optimizer may follow in the same iteration.
+            self.context.stop_calling(self, Probe.before_step)
 
     def before_exit(self) -> None:
         """The last measurement is also that of the steps after it."""

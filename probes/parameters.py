@@ -260,8 +260,10 @@ class ParameterProbe(Probe):
         Only then: a sharded step, or a step on one rank, ends with a broadcast. The step of an optimizer is a use after
         a forward, or after another step of its own; before that, another optimizer finishes the same step.
         """
+        if self._node_compare is None or not (self._node_compare.has_unconfirmed or self._confirms):
+            return
         last = self._last_steps.get(tracked.index)
-        if self._node_compare is None or last is None:
+        if last is None:
             return
         step, forwards = last
         if optimizer is not None and optimizer.index != step.optimizer and tracked.forwards == forwards:

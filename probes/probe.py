@@ -170,6 +170,18 @@ class Probe:
         """Follows `before_forward`, with the arguments that the user passes to the wrapper."""
 
     @event
+    def root_found(self, tracked: TrackedModule) -> None:
+        """The first training forward through a module that FSDP shards begins: the outermost such module."""
+
+    @event
+    def root_forward(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A training forward through such a module begins. No other event of a forward is emitted for it."""
+
+    @event
+    def root_backward(self, tracked: TrackedModule) -> None:
+        """The first backward after such a forward is called."""
+
+    @event
     def buffers_synced(self, tracked: TrackedModule) -> None:
         """DDP has just synchronised the buffers."""
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
+from ddpcheck import torch_compat
 from ddpcheck.probes.probe import Probe, ProbeContext
 from ddpcheck.probes.process.callsite import user_callsite
+from ddpcheck.records.kinds.modules import ModuleRole
 from ddpcheck.records.kinds.state import StateRecord
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ MOST_RECORDS = 256
 MOST_ENTRIES = 5000
 # Variables that override the precision of matrix products.
 _OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# In paths of modules inside FSDP1.
+_FSDP1_CHILD = f"{torch_compat.WRAPPED_BY_FSDP.name}."
 # Combinations of the quickly read values that are kept.
 MOST_READINGS = 16
 
@@ -77,6 +81,7 @@ class ModuleTable:
             # A scripted module has its attributes elsewhere.
             if type(attributes.get("training")) is not bool or len(self.paths) >= MOST_ENTRIES:
                 continue
+            path = path.replace(_FSDP1_CHILD, "")
             self.paths.append(path)
             self.modules.append(weakref.ref(child))
             for name in SETTINGS:
@@ -108,6 +113,9 @@ class TrackedState:
 
     def __init__(self) -> None:
         self.table: ModuleTable | None = None
+        # Where the module is, for one revision of it.
+        self.revision = -1
+        self.device_type = "cpu"
         # By the values that are compared at every forward: programs that change between two modes are read once.
         self.readings: dict[tuple[Any, ...], Reading] = {}
         self.current: ModuleState | None = None
@@ -147,11 +155,16 @@ class ProgramStateProbe(Probe):
                 self.context.call(self, Probe.after_step)
         step = tracked.steps
         if step != state.step:
-            self._write(tracked.index, state)
+            # Nearly always the same object as in the step before.
+            if state.effective != state.written:
+                self._write(tracked.index, state)
             state.step, state.effective = step, []
         if step != state.due and (step < FIRST_STEPS or step % state.every == 0 or step & (step - 1) == 0):
             state.due = step
-        quick = _quick(tracked)
+        if state.revision != tracked.revision:
+            state.revision, state.device_type = tracked.revision, _device_type(tracked)
+        # What changes most often between two steps, and costs least to read.
+        quick = getattr(tracked.module(), "training", None), _autocast(state.device_type), tracked.revision
         reading = state.readings.get(quick)
         if reading is None or reading.due != state.due:
             reading = self._read(tracked, state, reading)
@@ -159,15 +172,18 @@ class ProgramStateProbe(Probe):
                 state.readings.clear()
             state.readings[quick] = reading
         state.current = reading.snapshot
-        if tracked.backward is None:
+        if tracked.backward is None and tracked.role is not ModuleRole.ROOT:
             _count(state)
+
+    def root_forward(self, tracked: TrackedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.before_forward(tracked)
 
     def backward_begun(self, tracked: TrackedModule) -> None:
         state = self._states.get(tracked.index)
         if state is not None:
             _count(state)
 
-    unsynced_backward_begun = backward_begun
+    unsynced_backward_begun = root_backward = backward_begun
 
     def wrapper_released(self, tracked: TrackedModule) -> None:
         state = self._states.pop(tracked.index, None)
@@ -176,7 +192,7 @@ class ProgramStateProbe(Probe):
 
     def after_step(self, optimizer: TrackedOptimizer) -> None:
         # The first state is written at once: a job that hangs later has it in its records.
-        for tracked in optimizer.modules:
+        for tracked in (*optimizer.modules, *optimizer.roots):
             state = self._states.get(tracked.index)
             if state is not None and not state.written:
                 self._write(tracked.index, state)
@@ -225,16 +241,9 @@ class ProgramStateProbe(Probe):
 
 def _count(state: TrackedState) -> None:
     """A backward follows the current forward."""
-    current = state.current
-    if current is not None and not any(each is current for each in state.effective):
-        state.effective.append(current)
-
-
-def _quick(tracked: TrackedModule) -> tuple[Any, ...]:
-    """What changes most often between two steps, and costs least to read."""
-    slots = tracked.parameters
-    device_type = "cpu" if not slots or slots[0].holder[slots[0].key].is_cpu else _device_type(tracked)
-    return getattr(tracked.module(), "training", None), _autocast(device_type), tracked.revision
+    current, effective = state.current, state.effective
+    if current is not None and not (effective and any(each is current for each in effective)):
+        effective.append(current)
 
 
 def _device_type(tracked: TrackedModule) -> str:

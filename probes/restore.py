@@ -94,7 +94,7 @@ class RestoreProbe(Probe):
         loaded: dict[int, tuple[Target, ModuleLoad]] = {}
         misnamed: dict[int, tuple[Target, ModuleLoad]] = {}
         for load in loads:
-            for targets, kept in ((load.loaded, loaded), (load.misnamed, misnamed)):
+            for targets, kept in ((load.loaded_into(tensors), loaded), (load.misnamed, misnamed)):
                 for target in targets:
                     key = id(target.ref())
                     if key in names:
@@ -127,10 +127,14 @@ class RestoreProbe(Probe):
             self._drain()
         if optimizer.index in self._optimizers:
             return
+        loaded = bool(CHECKPOINTS.files or CHECKPOINTS.optimizers)
+        if not loaded and not optimizer.steps:
+            # torch.distributed.checkpoint fills a state that there is: programs step once before they load.
+            return
         self._optimizers.add(optimizer.index)
         torch_optimizer = optimizer.ref()
         modules = [tracked for tracked in optimizer.modules if tracked.role is ModuleRole.DDP]
-        if torch_optimizer is not None and modules and (CHECKPOINTS.files or CHECKPOINTS.optimizers):
+        if torch_optimizer is not None and modules and loaded:
             self._compare_optimizer(optimizer, torch_optimizer, modules)
 
     def _compare_optimizer(
@@ -206,7 +210,12 @@ class RestoreProbe(Probe):
         modules: list[TrackedModule],
     ) -> None:
         """The state was loaded: as it was, and for parameters that were loaded too?"""
-        stored = {id(target.ref()): target.stored for each in CHECKPOINTS.modules for target in each.loaded}
+        parameters = [tensor for tracked in modules for tensor in tracked.tensors(tracked.parameters)]
+        stored = {
+            id(target.ref()): target.stored
+            for each in CHECKPOINTS.modules
+            for target in each.loaded_into(parameters)
+        }
         narrowed = [
             (parameter, name, before, now)
             for ref, name, before, now in load.narrowed

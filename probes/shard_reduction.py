@@ -62,6 +62,8 @@ class ShardReductionProbe(Probe):
         "shards_reducing": BudgetItem.SKETCH,
         "shards_reduced": BudgetItem.SKETCH,
     }
+    # Once FSDP has reduced a gradient.
+    on_demand: ClassVar[frozenset[str]] = frozenset({"after_step", "after_side_step"})
 
     @classmethod
     def wanted(cls, config: Config) -> bool:
@@ -69,6 +71,7 @@ class ShardReductionProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
+        self._follows_steps = False
         self._step = 0
         # Numbers of parameters in the records, by what describes them there.
         self._indices: dict[tuple[object, ...], int] = {}
@@ -98,6 +101,9 @@ class ShardReductionProbe(Probe):
         return chosen and self.context.budget.runs(BudgetItem.SKETCH, self._step)
 
     def shards_reducing(self, reduction: ShardReduction) -> None:
+        if not self._follows_steps:
+            self._follows_steps = True
+            self.context.call(self, Probe.after_step, Probe.after_side_step)
         if not self._is_sketched():
             return
         chosen = self._chosen(reduction)

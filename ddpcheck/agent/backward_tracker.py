@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcheck import torch_compat
-from ddpcheck.guard import GUARD
-from ddpcheck.patches import hide_from_compiler
+from ddpcheck.patches import hidden_entry
 from ddpcheck.probes.probe import Emit, Probe
 from ddpcheck.records.reasons import UnsyncedReason, UnwrappedReason
 
@@ -478,7 +477,7 @@ def _ignore(callback: Callable[[], object]) -> None:
 
 
 def _entry(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    return hide_from_compiler(GUARD.protect("backward", name, body, timed=True))
+    return hidden_entry("backward", name, body)
 
 
 def _is_nested() -> bool:

@@ -30,8 +30,6 @@ MARGIN = 0.8
 # What a check costs beyond the time that is measured around it: the job finds its data evicted from the caches, and the
 # writer's thread takes processor time. Benchmarks showed 1.4 times the measured time.
 UNMEASURED = 1.5
-# Digests of the parameters that take less are taken after every step, however short the step is.
-FREE_NS = 100_000
 # Probes whose cost the user has chosen: no check is left out for it.
 REQUESTED = ("audit",)
 # The largest share of a step where a device has no kernel and operators of torch read its tensors.
@@ -54,7 +52,7 @@ def _schedules() -> list[Schedule]:
     return [
         *(Schedule(2**power) for power in range(9)),
         *(Schedule(256, 2**power) for power in range(1, 7)),
-        *(Schedule(256, 64, 2**power) for power in range(1, 5)),
+        *(Schedule(256, 64, 2**power) for power in range(1, 7)),
     ]
 
 
@@ -125,6 +123,7 @@ class Budget:
         # The step that was asked for last, and what is part of it.
         self._asked: int | None = None
         self._answers = _EVERYTHING
+        self._answered = SCHEDULES[0]
         # What the last steps with an item cost: kept for epochs in which it did not run.
         self._costs = [0.0] * len(BudgetItem)
         self._since = self._begin()
@@ -161,11 +160,12 @@ class Budget:
     def _ask(self, step: int) -> list[bool]:
         self._asked = step
         if self._off:
-            self._answers = _EVERYTHING
+            self._answers, self._answered = _EVERYTHING, SCHEDULES[0]
             return _EVERYTHING
         if step // EPOCH > self._epoch:
             self._advance(step // EPOCH)
-        self._answers = [step % every == 0 for every in self.schedule]
+        schedule = self._answered = self.schedule
+        self._answers = [step % every == 0 for every in schedule]
         return self._answers
 
     def runs_beside(self, item: BudgetItem, step: int) -> bool:
@@ -205,12 +205,16 @@ class Budget:
         if since.first_step < 0:
             since.first_step = step
         since.steps += 1
-        before, self._items_before = self._items_before, self._spent.item_ns()
-        for item, ran in enumerate(self._answers if step == self._asked else self._ask(step)):
-            if ran:
-                since.busy[item] += self._items_before[item] - before[item]
-                since.runs[item] += 1
+        answers = self._answers if step == self._asked else self._ask(step)
         position = step % EPOCH
+        # Adding up takes longer than a step with nothing to check, so only the steps that check something are measured.
+        # Of all intervals, that of the parameters is the shortest.
+        if True in answers or (step + 1) % self._answered.params == 0 or position == EPOCH - 1:
+            before, self._items_before = self._items_before, self._spent.item_ns()
+            for item, ran in enumerate(answers):
+                if ran:
+                    since.busy[item] += self._items_before[item] - before[item]
+                    since.runs[item] += 1
         if position == EPOCH - 2 and not self._off:
             self._wanted = self._needed()
             if self._exchange is not None:
@@ -245,9 +249,7 @@ class Budget:
             if checks + (fixed if schedule.params == 1 else 0.0) <= allowed:
                 return level
             # Parameters are compared less often only for what that costs itself: nothing makes up for a fixed cost.
-            if schedule == LAST_WITH_ALL_PARAMETERS and (
-                checks <= allowed or scale * self._costs[BudgetItem.PARAMS] < FREE_NS
-            ):
+            if schedule == LAST_WITH_ALL_PARAMETERS and checks <= allowed:
                 return level
         return len(levels) - 1
 

@@ -13,9 +13,10 @@ from ddpcheck import torch_compat
 from ddpcheck.agent.backward_tracker import BackwardTracker
 from ddpcheck.agent.rank_context import RankContext
 from ddpcheck.agent.replicated import original_names
-from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader
+from ddpcheck.agent.shard_reduction import ShardReduction, ShardReductionReader, read_flat_reduction
 from ddpcheck.agent.sharded import ShardedTracker
-from ddpcheck.agent.tracked_module import ParamSetChange, TrackedModule
+from ddpcheck.agent.sharded_roots import RootTracker, ShardedRoot
+from ddpcheck.agent.tracked_module import TrackedModule
 from ddpcheck.agent.tracked_optimizer import (
     TrackedOptimizer,
     first_step,
@@ -66,6 +67,9 @@ class Dispatcher:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
         self.sharded = ShardedTracker(context, self._new_index)
+        self._roots = RootTracker(context, self._new_index)
+        self._root_of = context.guarded("sharded_root", "find", self._find_root)
+        self._roots_of = context.guarded("sharded_root", "stepped_by", self._roots.stepped_by)
         # Guarded under the names of the probes that record what these functions read.
         self._read_parameters = context.guarded("structure", "refresh", TrackedModule.refresh)
         self._read_at_forward = context.guarded(
@@ -75,7 +79,8 @@ class Dispatcher:
         self._shards_of = context.guarded("sharded", "of", self.sharded.of)
         self._reduction_reader: ShardReductionReader | None = None
         self._read_reduction = context.guarded("shard_reduction", "read", self._read_arguments)
-        # Whether FSDP2 has reduced gradients in the current backward.
+        self._read_flat_reduction = context.guarded("shard_reduction", "read_flat", read_flat_reduction)
+        # Whether FSDP has reduced gradients in the current backward.
         self._reducing = False
         self._read_hyperparameters = context.guarded("optimizers", "refresh", TrackedOptimizer.refresh)
         self._count = 0
@@ -127,6 +132,9 @@ class Dispatcher:
         self._modules[id(ddp)] = tracked
         self._in_order.append(tracked)
         self.context.emit(Probe.before_wrap, tracked)
+        if len(group) > 1:
+            # Backends may end the process inside the constructor if ranks have parameters of different sizes.
+            self.context.flush()
 
     def wrap_failed(self, ddp: torch.nn.Module) -> None:
         """DDP's constructor raised. The next module of the group gets the number of this one, as on other ranks."""
@@ -163,9 +171,7 @@ class Dispatcher:
 
     def _refresh(self, tracked: TrackedModule) -> None:
         """Renew the list of tensors before any probe reads it."""
-        self._emit_changes(tracked, self._read_parameters(tracked))
-
-    def _emit_changes(self, tracked: TrackedModule, changes: list[ParamSetChange] | None) -> None:
+        changes = self._read_parameters(tracked)
         if changes is not None:
             self.context.emit(Probe.parameters_changed, tracked, changes)
 
@@ -176,7 +182,9 @@ class Dispatcher:
             if tracked.backward is not None:
                 tracked.backward.drain()
             # Before the forward is counted: earlier changes belong to earlier backwards.
-            self._emit_changes(tracked, self._read_at_forward(tracked))
+            changes = self._read_at_forward(tracked)
+            if changes is not None:
+                self.context.emit(Probe.parameters_changed, tracked, changes)
             if tracked.wrapper_changed:
                 self.context.emit(Probe.wrapper_changed, tracked)
             self.context.emit(Probe.before_forward, tracked)
@@ -194,7 +202,8 @@ class Dispatcher:
 
     def buffers_synced(self, ddp: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         # A buffer hook of the user may delay the work to the end of the backward, where it cannot be observed.
-        if hasattr(ddp, "buffer_hook"):
+        # Not `hasattr`: for a missing attribute, a module first makes the text of an error.
+        if "buffer_hook" in vars(ddp):
             return
         tracked = self._module_of(ddp)
         if tracked is not None and torch.is_grad_enabled():
@@ -212,14 +221,45 @@ class Dispatcher:
         if tracked is not None and torch.is_grad_enabled():
             self.context.emit(Probe.after_forward, tracked)
 
+    def sharding(self, *args: Any, **kwargs: Any) -> None:
+        """FSDP has taken over parameters: from now on, loaders are observed."""
+        if self.context.world_size > 1:
+            self._trains_unwrapped()
+
+    def root_forward(
+        self,
+        state: Any,
+        module: torch.nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """FSDP begins a forward, perhaps inside another one."""
+        if self.context.world_size == 1 or not torch.is_grad_enabled():
+            return
+        tracked = self._root_of((state, module))
+        if tracked is not None:
+            given = kwargs or {}
+            self.context.emit(Probe.root_forward, tracked, args, given)
+            self._roots.forward_begun(tracked)
+            self.unwrapped.forward(args, given)
+
+    def _find_root(self, given: tuple[Any, torch.nn.Module]) -> ShardedRoot | None:
+        tracked, is_new = self._roots.of_forward(*given)
+        if is_new and tracked is not None:
+            self.context.emit(Probe.root_found, tracked)
+            self.unwrapped.wrapped(given[1])
+        return tracked
+
     def backward_called(self, tensors: Any = None, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         if not self._wrapped():
             self.context.emit(Probe.unwrapped_backward)
-            return
+            if not self._roots.made:
+                return
         for tracked in self._in_order:
             if tracked.backward is not None:
                 tracked.backward.backward_called()
         self.sharded.backward_called()
+        self._roots.backward_called()
         self.unwrapped.backward_called()
         # With weights of the user, the sum is not the loss.
         self.context.emit(Probe.backward_called, tensors if grad_tensors is None else None)
@@ -238,17 +278,27 @@ class Dispatcher:
             self._reducing = True
             self.context.emit(Probe.shards_reducing, reduction)
 
+    def flat_reducing(self, state: Any, handle: Any) -> None:
+        """FSDP1 reduces the gradients of one flat parameter."""
+        self.sharded.flat_reductions += 1
+        if self.context.world_size == 1 or self.context.config.gradients == "off":
+            return
+        reduction = self._read_flat_reduction((state, handle))
+        if reduction is not None:
+            self._reducing = True
+            self.context.emit(Probe.shards_reducing, reduction)
+
     def backward_returned(self, *args: Any, **kwargs: Any) -> None:
         # FSDP waits for its reductions at the end of the outermost backward.
         if self._reducing and not torch_compat.in_backward():
             self._reducing = False
             self.context.emit(Probe.shards_reduced)
-        if self._wrapped():
+        if self._wrapped() or self._roots.made:
             self.context.emit(Probe.backward_returned)
 
     def _wrapped(self) -> bool:
         """Whether the job has a module that is compared, or had one: wrapped, or stepped outside of DDP."""
-        return bool(self._count or self._in_order)
+        return bool(self._count > self._roots.made or self._in_order)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         # A step that raised has not ended either: then the stack decides.
@@ -294,6 +344,8 @@ class Dispatcher:
             module.steps = max(module.steps, tracked.steps)
             if module.backward is not None:
                 module.backward.close_window()
+        for root in tracked.roots:
+            root.steps = max(root.steps, tracked.steps)
         if self.unwrapped.active:
             self.unwrapped.step_done(tracked, self._known_optimizers)
 
@@ -349,16 +401,27 @@ class Dispatcher:
             tracked.scaled, tracked.scale = False, None
 
     _steps_before = 0
+    # The optimizer that was asked for last.
+    _latest_optimizer: weakref.ref[TrackedOptimizer] | None = None
     # Of the optimizer whose step began last.
     _latest_signature: tuple[int, ...] = ()
 
     def _tracked(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer | None:
         """The entry of the optimizer, updated if its parameters or those of a module have changed."""
-        modules = list(self._in_order)
+        modules = self._in_order
         self._latest_signature = now = signature(optimizer, modules)
+        # A dict of weak references takes a microsecond for each look-up.
+        latest = self._latest_optimizer() if self._latest_optimizer is not None else None
+        if latest is not None and latest.signature == now and latest.ref() is optimizer:
+            # The same object, which probes keep instead of comparing it.
+            self._latest_signature = latest.signature
+            return latest
         known = self._optimizers.get(optimizer)
         if known is not None and known.signature == now:
+            # Weak: it refers to parameters.
+            self._latest_optimizer = weakref.ref(known)
             return known
+        modules = list(modules)
         if known is None and self._unknown.get(optimizer) == now:
             return None
         groups = {tracked.index: groups_of(optimizer, tracked) for tracked in modules}
@@ -384,6 +447,7 @@ class Dispatcher:
             self._optimizer_count += bool(stepped)
             self._optimizers[optimizer] = known
         known.side = not stepped and self.wraps
+        known.roots = (self._roots_of(optimizer) or []) if sharded else []
         if not any(self._numbers.values()):
             self._trains_unwrapped()
         if outside is not None:

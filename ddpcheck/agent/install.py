@@ -13,19 +13,22 @@ from ddpcheck import device_api, torch_compat
 from ddpcheck.agent import training_thread
 from ddpcheck.agent.rendezvous import RendezvousNote
 from ddpcheck.config import Config
-from ddpcheck.guard import GUARD
-from ddpcheck.injection import write_fault_line
+from ddpcheck.guard import GUARD, EntryPoint
+from ddpcheck.injection import LaterImportFinder, write_fault_line
 from ddpcheck.patches import (
     Patches,
     attempting,
     calling,
     constructing,
-    hide_from_compiler,
+    hidden_entry,
     leave_out_wrappers,
     skip_frame,
 )
 from ddpcheck.probes.checkpoints.tracker import CHECKPOINTS
 from ddpcheck.probes.process.startup_tracer import STARTUP
+
+# Programs may import it after they have created a process group.
+FSDP = "torch.distributed.fsdp"
 
 
 class Agent:
@@ -37,6 +40,8 @@ class Agent:
         self._hooks: list[Any] = []
         self._sessions = 0
         self._dispatcher: Any = None
+        # Entry points that call a method of the current dispatcher.
+        self._dispatched: list[tuple[EntryPoint, Callable[..., None]]] = []
         self._ddp_init: Any = None
         self._training_patched = False
         self._searches_patched = False
@@ -109,9 +114,13 @@ class Agent:
         context = RankContext(self._config, self._sessions)
         self._sessions += 1
         self._dispatcher = Dispatcher(context, self._ddp_init, self._patch_training)
+        self._dispatch_to(self._dispatcher)
         self._hook_steps()
-        self._patch_shard_reduction()
+        self._patch_fsdp()
         if self._sessions == 1:
+            if FSDP not in sys.modules:
+                imported = GUARD.protect("agent", "fsdp_imported", self._fsdp_imported, while_capturing=True)
+                sys.meta_path.insert(0, LaterImportFinder(FSDP, imported))
             self._watch_compiler()
             os.register_at_fork(after_in_child=self._forked)
             self._patch_exits()
@@ -163,7 +172,7 @@ class Agent:
 
         Called after the first DDP module is wrapped, or before the first step of a job that reduces gradients itself.
         """
-        self._patch_shard_reduction()
+        self._patch_fsdp()
         if self._training_patched:
             return
         self._training_patched = True
@@ -187,13 +196,29 @@ class Agent:
         self._patch_loaders()
         self._patch_collectives()
 
-    def _patch_shard_reduction(self) -> None:
-        """Observe FSDP2, if the program has imported it by now."""
+    def _fsdp_imported(self) -> None:
+        compiler = sys.modules.get(torch_compat.DYNAMO_DISABLE.owner)
+        if compiler is None or hasattr(compiler, torch_compat.DYNAMO_DISABLE.name):
+            self._patch_fsdp()
+        # Else the compiler imports it, and is not complete: patches cannot be hidden from it yet.
+
+    def _patch_fsdp(self) -> None:
+        """Observe FSDP, if the program has imported it by now."""
         from ddpcheck.agent.dispatcher import Dispatcher
 
         if torch_compat.lookup(torch_compat.FSDP_REDUCTION) is not None:
             owner = torch_compat.owner_of(torch_compat.FSDP_REDUCTION)
             self._observe(owner, torch_compat.FSDP_REDUCTION.name, before=Dispatcher.shards_reducing)
+        for private in torch_compat.FSDP1_REDUCTIONS:
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.flat_reducing)
+        for private in (torch_compat.FSDP1_FORWARD, torch_compat.FSDP2_FORWARD):
+            if torch_compat.lookup(private) is not None:
+                self._observe(torch_compat.owner_of(private), private.name, before=Dispatcher.root_forward)
+        for private in (torch_compat.FSDP1, torch_compat.FSDP2_PARAMETERS):
+            cls = torch_compat.lookup(private)
+            if cls is not None:
+                self._observe(cls, "__init__", after=Dispatcher.sharding)
 
     def _patch_searches(self) -> None:
         """Observe where DDP begins to search for unused parameters. Called once there is a module that does."""
@@ -292,14 +317,16 @@ class Agent:
         self._patches.replace(owner, name, make, on_top=on_top)
 
     def _guarded(self, method: Callable[..., None]) -> Any:
-        """A guarded call of the current dispatcher's `method`; its result never reaches the caller."""
+        """A guarded call of the current dispatcher's `method`."""
+        name = method.__name__
+        entry = hidden_entry("agent", name, functools.partial(method, self._dispatcher))
+        self._dispatched.append((GUARD.entry_points[f"agent.{name}"], method))
+        return entry
 
-        def call(*args: Any, **kwargs: Any) -> None:
-            dispatcher = self._dispatcher
-            if dispatcher is not None:
-                method(dispatcher, *args, **kwargs)
-
-        return hide_from_compiler(GUARD.protect("agent", method.__name__, call, timed=True))
+    def _dispatch_to(self, dispatcher: Any) -> None:
+        """Entry points call methods of one dispatcher directly: a function in between would run ten times per step."""
+        for entry, method in self._dispatched:
+            entry.body = _ignore if dispatcher is None else functools.partial(method, dispatcher)
 
     def _group_closed(self, *args: Any, **kwargs: Any) -> None:
         """Called before a process group is destroyed. The session ends with the default group, not with a subgroup."""
@@ -362,6 +389,7 @@ class Agent:
         if self._dispatcher is not None:
             self._dispatcher.context.abandon()
             self._dispatcher = None
+            self._dispatch_to(None)
             STARTUP.end()
             CHECKPOINTS.switch_off()
             from ddpcheck.probes.process.profiler_conflict import PROFILERS
@@ -374,6 +402,10 @@ def _quoted(text: str) -> str:
     from ddpcheck.privacy import mask_text
 
     return mask_text(text[:4000])[:500]
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """A forked child is not a rank."""
 
 
 reach_workers_of_ray = GUARD.protect("agent", "ray", training_thread.reach_workers_of_ray)

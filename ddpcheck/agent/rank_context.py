@@ -39,6 +39,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SPAN_NAME = "ddpcheck"
+# How long a constructor of DDP may wait for a slow disk.
+FLUSH_SECONDS = 0.5
 # Handlers on which the budget does not depend are timed at every step at first, and then at every n-th, as estimates:
 # to read the clock takes as long as many of them. An odd number, since rare work is done at multiples of powers of two.
 TIMED_STEPS, TIMED_EVERY = 64, 9
@@ -267,6 +269,10 @@ class RankContext:
         """Write the record that `make` returns; the writer's thread calls it."""
         self._writer.write_later(make)
         self._report_write_error()
+
+    def flush(self) -> None:
+        """Wait until all records so far are written, for a bounded time."""
+        self._writer.flush(seconds=FLUSH_SECONDS)
 
     def _report_write_error(self) -> None:
         if self._writer.failed and self.exchange is not None:

@@ -1,4 +1,4 @@
-"""Reads what FSDP2 is about to reduce: the whole gradients of this rank, and where each shard of the result belongs."""
+"""Reads what FSDP is about to reduce: the whole gradients of this rank, and where each shard of the result belongs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,21 @@ class ReducedParameter:
 
 
 @dataclass(frozen=True, eq=False)
+class FlatReducedParameter(ReducedParameter):
+    """All parameters that FSDP1 keeps in one flat tensor, which is `sharded`."""
+
+    def shard_gradient(self) -> torch.Tensor | None:
+        """Of a tensor that is not divided, the gradient from before is part of what is reduced."""
+        if torch_compat.in_backward():
+            kept = torch_compat.read(torch_compat.FLAT_SAVED_SHARD, self.sharded)
+            return kept if self.shards > 1 and type(kept) in _PLAIN else None
+        gradient = self.sharded.grad
+        return gradient if type(gradient) in _PLAIN else None
+
+
+@dataclass(frozen=True, eq=False)
 class ShardReduction:
-    """Gradients that FSDP2 reduces together."""
+    """Gradients that FSDP reduces together."""
 
     parameters: list[ReducedParameter]
     # All ranks that contribute.
@@ -103,6 +116,50 @@ class ShardReductionReader:
             "" if comm.__module__.startswith(_OF_TORCH) else comm.__qualname__,
             reduces is None or bool(given.get("all_reduce_grads", True)),
         )
+
+
+def read_flat_reduction(given: tuple[Any, Any]) -> ShardReduction | None:
+    """What FSDP1 reduces now. None if it moves gradients to the host, or if one rank reduces alone."""
+    distributed: Any = torch.distributed
+    state, handle = given
+    flat = handle.flat_param
+    gradient = flat.grad
+    if type(gradient) not in _PLAIN or handle.flat_param.device != gradient.device:
+        return None
+    if torch_compat.read(torch_compat.FLAT_CPU_GRADIENT, flat) is not None or _has_hooks(flat):
+        return None
+    ranks = tuple(distributed.get_process_group_ranks(state.process_group))
+    between = torch_compat.read(torch_compat.FSDP_REPLICAS, state)
+    replicas = () if between is None else tuple(distributed.get_process_group_ranks(between))
+    is_divided = state.sharding_strategy.name != "NO_SHARD"
+    everyone = _ranks_of_mesh(state, ranks, replicas)
+    if len(everyone) < 2:
+        return None
+    names = torch_compat.read(torch_compat.FLAT_NAMES, flat) or ("flat parameter",)
+    dtypes = (str(gradient.dtype).removeprefix("torch."), str(flat.dtype).removeprefix("torch."))
+    parameter = FlatReducedParameter(
+        names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}",
+        dtypes,
+        len(ranks) if is_divided else 1,
+        distributed.get_rank(state.process_group) if is_divided else 0,
+        0,
+        gradient,
+        flat,
+    )
+    hook = torch_compat.read(torch_compat.FSDP_COMM_HOOK, state)
+    custom = "" if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
+    return ShardReduction([parameter], everyone, float(len(everyone)), custom, True)
+
+
+def _ranks_of_mesh(state: Any, ranks: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
+    """All ranks that contribute; empty: not known."""
+    if len(replicas) < 2:
+        return tuple(sorted(ranks))
+    mesh = torch_compat.read(torch_compat.FSDP_MESH, state)
+    if mesh is not None and mesh.ndim > 1:
+        return tuple(sorted(mesh.mesh.flatten().tolist()))
+    world = int(torch.distributed.get_world_size())
+    return tuple(range(world)) if len(ranks) * len(replicas) == world else ()
 
 
 def _size(group: Any) -> int:

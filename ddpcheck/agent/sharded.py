@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from ddpcheck import torch_compat
-from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, BackwardWindow
 from ddpcheck.agent.rank_context import RankContext
+from ddpcheck.agent.sharded_backward import FlatBackward, PartialBackward, ShardedBackward
 from ddpcheck.agent.tracked_module import ModuleContents, ParamSetChange, Slot, TrackedModule
 from ddpcheck.agent.unwrapped import Ordinals, is_shard, live_modules, nothing, parameter_paths
 from ddpcheck.guard import GUARD
 from ddpcheck.probes.coverage import is_dtensor
-from ddpcheck.probes.pending_gradients import DTENSOR
 from ddpcheck.probes.probe import Probe
+from ddpcheck.probes.sharded import DTENSOR
 from ddpcheck.records.kinds.modules import (
     FIRST_SHARDED,
     FIRST_WITHOUT_REPLICA,
@@ -32,7 +32,6 @@ from ddpcheck.records.kinds.modules import (
     ModuleRecord,
     ModuleRole,
 )
-from ddpcheck.records.reasons import UnwrappedReason
 
 _grad = attrgetter("grad")
 _local = attrgetter(torch_compat.LOCAL_TENSOR.name)
@@ -248,38 +247,6 @@ def _is_placed_alike(parameter: Any) -> bool:
     return grad is None or getattr(grad, "placements", None) == parameter.placements
 
 
-_NO_EVENT: Any = lambda *args: None  # noqa: E731
-
-
-class ShardedBackward(BackwardTracker):
-    """FSDP reduces gradients without hooks of parameters: only the gradients that an optimizer applies are seen."""
-
-    def __init__(self, tracked: TrackedModule) -> None:
-        super().__init__(tracked, _NO_EVENT)
-        self.window = BackwardWindow(synced=1, last=BackwardState.SYNCED)
-
-    def close_window(self) -> None:
-        """Every step has the same window."""
-
-
-class PartialBackward(ShardedBackward):
-    """Of shards on a part of the mesh: whether their gradients come with those of the shards on the whole mesh."""
-
-    def __init__(self, tracked: TrackedModule, wide: torch.Tensor) -> None:
-        super().__init__(tracked)
-        self.window = BackwardWindow(unsynced=1, last=BackwardState.UNSYNCED)
-        self._shards = tracked
-        self._wide = weakref.ref(wide)
-        self._calls = 0
-
-    def drain(self) -> None:
-        """Called before each step. With one call of `backward` since the last one, all gradients come from it."""
-        calls, self._calls = self._shards.forwards - self._calls, self._shards.forwards
-        wide = self._wide()
-        together = calls == 1 and wide is not None and wide.grad is not None
-        self.window.reason = UnwrappedReason.SHARED_BACKWARD if together else UnwrappedReason.OWN_BACKWARD
-
-
 class ShardedTracker:
     """Owns the shards of each optimizer."""
 
@@ -290,6 +257,8 @@ class ShardedTracker:
         # By id of the optimizer: the ids of its shards, and their modules.
         self._known: dict[int, tuple[tuple[int, ...], list[TrackedModule]]] = {}
         self._on_released = GUARD.protect("agent", "forgotten", self._release, while_capturing=True)
+        # How often FSDP1 has reduced gradients.
+        self.flat_reductions = 0
         # Whether any optimizer has stepped shards.
         self.found = False
         # Backwards that are still observed, the gradients of all shards before the last one, and the result.
@@ -354,7 +323,7 @@ class ShardedTracker:
     ) -> TrackedModule:
         slots = [Slot(key, members, key) for key in sorted(members)]
         rows = [(key, _local(members[key]) if distributed else members[key]) for key in sorted(members)]
-        return ShardedParameters(
+        tracked = ShardedParameters(
             index=self._new_index(),
             ordinal=self._ordinals.of(ModuleRole.SHARDED, name, rows, FIRST_SHARDED),
             group=layout.replicas,
@@ -367,6 +336,9 @@ class ShardedTracker:
             slots=slots,
             distributed=distributed,
         )
+        if not distributed and self.flat_reductions:
+            tracked.backward = FlatBackward(tracked, lambda: self.flat_reductions)
+        return tracked
 
     def _partial(
         self, name: str, layout: ShardLayout, members: dict[str, torch.Tensor], wide: Any

@@ -14,7 +14,7 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -113,13 +113,16 @@ class ShmExchange:
         self._base = self._slot * _SLOT
         # Reading and writing one number takes a third of what struct takes.
         self._words = memoryview(self._map).cast("Q")
+        # The number of entries of each slot.
+        self._counts = self._words[_COUNT_WORD::_SLOT_WORDS]
         self._beat_word = (self._base + _BEAT_AT) // 8
         self.begin(rank)
 
     def begin(self, rank: int, write_error: bytes = b"") -> None:
         """Clear the slot and write the header of a rank that has not published an entry yet."""
         self._count = 0
-        self._read_counts = [0] * SLOTS
+        # Of the slots that ranks have, how many entries were read.
+        self._read_counts: list[int] = []
         self._map[self._base : self._base + _SLOT] = bytes(_SLOT)
         _HEADER.pack_into(self._map, self._base, rank + 1, os.getpid(), 0, b"", 0, write_error)
 
@@ -214,15 +217,23 @@ class ShmExchange:
         offset = self._base + _RING_AT + (number % RING) * _ENTRY.size
         _ENTRY.pack_into(self._map, offset, key, root, flags, _checksum(key, root, flags))
 
-    def new_entries(self) -> Iterator[Entry]:
+    def new_entries(self) -> Iterable[Entry]:
         """Entries of other ranks since the last call; entries that the ring has overwritten are skipped."""
-        words = self._words
-        for slot in range(SLOTS):
-            # Rank and pid.
-            if not words[slot * _SLOT_WORDS]:
-                return
-            count = words[slot * _SLOT_WORDS + _COUNT_WORD]
-            if count == self._read_counts[slot] or slot == self._slot:
+        known = len(self._read_counts)
+        # Rank and pid of the first slot that was free.
+        while known < SLOTS and self._words[known * _SLOT_WORDS]:
+            self._read_counts.append(0)
+            known += 1
+        counts = self._counts[:known].tolist()
+        # Nearly every call: ranks reach the same events at about the same time.
+        return () if counts == self._read_counts else self._read_new(counts)
+
+    def _read_new(self, counts: list[int]) -> Iterator[Entry]:
+        for slot, count in enumerate(counts):
+            if count == self._read_counts[slot]:
+                continue
+            if slot == self._slot:
+                self._read_counts[slot] = count
                 continue
             rank = _HEADER.unpack_from(self._map, slot * _SLOT)[0]
             first = max(self._read_counts[slot] if count > self._read_counts[slot] else 0, count - RING)
@@ -262,6 +273,7 @@ class ShmExchange:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
+        self._counts.release()
         self._words.release()
         self._map.close()
         os.close(self._file)

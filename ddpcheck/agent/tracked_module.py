@@ -153,7 +153,7 @@ class TrackedModule:
         if module is None:
             return
         self.parameters = self._with_shards(list(self._named(module)))
-        self.buffers = list(_slots(module, torch_compat.BUFFERS, self.ignored))
+        self.buffers = list(named_slots(module, torch_compat.BUFFERS, self.ignored))
         children = list(module.modules())
         self._contents = ModuleContents(
             (
@@ -170,7 +170,7 @@ class TrackedModule:
         self.revision += 1
 
     def _named(self, module: torch.nn.Module) -> Iterable[Slot]:
-        slots = _slots(module, torch_compat.PARAMETERS, self.ignored)
+        slots = named_slots(module, torch_compat.PARAMETERS, self.ignored)
         return (Slot(self.renamed.get(each.name, each.name), each.holder, each.key) for each in slots)
 
     def _with_shards(self, slots: list[Slot]) -> list[Slot]:
@@ -370,7 +370,9 @@ def _writes_buckets_only(hook: Any) -> bool:
     return module.startswith(_HOOKS_OF_TORCH) and module not in _HOOKS_THAT_WRITE and "<locals>" not in name
 
 
-def _slots(module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str]) -> Iterable[Slot]:
+def named_slots(
+    module: torch.nn.Module, attribute: PrivateName, ignored: frozenset[str] = frozenset()
+) -> Iterable[Slot]:
     """Tied tensors appear once, under their first name, as in `named_parameters`."""
     seen: set[int] = set()
     for prefix, child in module.named_modules():

@@ -42,6 +42,8 @@ class TrackedOptimizer:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     hyper: str = ""
     modules: list[TrackedModule] = field(default_factory=list)
+    # The outermost modules that FSDP shards and of which it steps parameters.
+    roots: list[TrackedModule] = field(default_factory=list)
     # Per module index: per group, the indices of its parameters in the module's list.
     groups: dict[int, list[list[int]]] = field(default_factory=dict)
     # The values that `hyperparameters` was made from; empty if they may change in place.
@@ -86,7 +88,7 @@ class TrackedOptimizer:
 def signature(optimizer: torch.optim.Optimizer, modules: Iterable[TrackedModule]) -> tuple[int, ...]:
     """A value that changes whenever the set of parameters of the optimizer or of a module changes."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return (*sizes, -1, *(tracked.revision for tracked in modules))
+    return (*sizes, -1, *[tracked.revision for tracked in modules])
 
 
 def groups_of(optimizer: torch.optim.Optimizer, tracked: TrackedModule) -> list[list[int]]:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from ddpcheck.agent.tracked_module import TrackedModule
-from ddpcheck.agent.unwrapped import Ordinals, nothing
+from ddpcheck.agent.unwrapped import Ordinals, is_shard, nothing
 from ddpcheck.guard import GUARD
 from ddpcheck.patches import hide_from_compiler
 from ddpcheck.probes.process.callsite import user_callsite
@@ -175,7 +175,7 @@ def track_used(
     named = list(module.named_parameters(remove_duplicate=False))
     ignored = frozenset(name for name, tensor in named if id(tensor) in trained)
     rows = [(name, tensor) for name, tensor in named if name not in ignored]
-    if not rows or any(type(tensor) not in _PLAIN for _, tensor in rows):
+    if not rows or any(type(tensor) not in _PLAIN or is_shard(tensor) for _, tensor in rows):
         return None
     name = type(module).__name__
     tracked = TrackedModule(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_sharded_root
 from ddpcheck.analysis.divergence.explain import Divergence, ModuleDivergence, explain_module
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.hardware.samples import NodeSamples
@@ -73,6 +73,10 @@ class RuleContext:
         attempt = self.attempt
         return [module for module in attempt.modules() if len(module[0]) > 1 and attempt.is_replica(module)]
 
+    def modules_with_forwards(self) -> list[ModuleKey]:
+        """The same, and the outermost modules that FSDP shards: their forwards are compared, not their parameters."""
+        return [*self.modules(), *self.attempt.sharded_roots()]
+
     def with_status(self, *wanted: RankStatus) -> list[RankSummary]:
         return [row for row in self.ranks if row.status in wanted]
 
@@ -128,7 +132,8 @@ class RuleContext:
             severity=rule.severity if severity is None else severity,
             title=rule.title,
             message=message,
-            module=None if module is None else self.attempt.number(module),
+            # The outermost module of shards is not in the report's list of modules.
+            module=None if module is None or is_sharded_root(module) else self.attempt.number(module),
             step=None if step is not None and step < 0 else step,
             stage=stage,
             parameter=parameter,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddpcheck.analysis.aggregate.agreement import groups_of
 from ddpcheck.analysis.aggregate.collector import NodesCollector
 from ddpcheck.analysis.aggregate.launch import Attempt, first_node_mismatch
-from ddpcheck.analysis.aggregate.rank_data import is_sharded
+from ddpcheck.analysis.aggregate.rank_data import is_sharded, is_sharded_root
 from ddpcheck.analysis.audit.collector import AuditCollector
 from ddpcheck.analysis.audit.judgement import SKIP_TEXTS, judge
 from ddpcheck.analysis.collectors.devices import DeviceCollector
@@ -138,7 +138,35 @@ def _of_shards(attempt: Attempt) -> list[Check]:
             f"{ranks} ranks: hyperparameters, step counts, names, dtypes and shapes",
         ),
         _shard_reductions(attempt),
+        *_root_buffers(attempt),
+        *_root_forwards(attempt),
     ]
+
+
+def _root_buffers(attempt: Attempt) -> list[Check]:
+    """FSDP does not synchronise buffers, so those of ranks may differ."""
+    roots = attempt.sharded_roots()
+    compared = [
+        stats
+        for module in roots
+        for stage in (Stage.INIT_AFTER, Stage.BUFFERS_END)
+        if (stats := attempt.agreement.stats_of(module, stage, TensorKind.BUFFERS)).compared
+    ]
+    if not compared:
+        return []
+    buffers = sum(_tensors(attempt, module, TensorKind.BUFFERS) for module in roots)
+    differ = any(stats.first is not None for stats in compared)
+    detail = f"{counted(buffers, 'buffer')}, before the first forward and at the end"
+    return [Check("buffers of sharded modules", len(compared), "differ" if differ else "agree", detail)]
+
+
+def _root_forwards(attempt: Attempt) -> list[Check]:
+    """Which comparisons of DDP's forwards those of sharded modules are part of."""
+    forwards = sum(attempt.data.of(module).forwards for module in attempt.sharded_roots())
+    if not forwards:
+        return []
+    detail = f"{counted(forwards, 'forward')}: batches, random numbers, modes and settings"
+    return [Check("forwards of sharded modules", forwards, "compared", detail)]
 
 
 def _shard_reductions(attempt: Attempt) -> Check:
@@ -146,7 +174,7 @@ def _shard_reductions(attempt: Attempt) -> Check:
     results = list(attempt.collector(ShardReductionCollector).stats.values())
     checked = sum(stats.checked for stats in results)
     if not checked:
-        why = "only FSDP2 shows gradients before it reduces them"
+        why = "nothing shows the whole gradients before"
         return Check(name, 0, "not checked", why)
     steps = len({step for stats in results for step in stats.steps})
     parameters = len({parameter for stats in results for parameter in stats.parameters})
@@ -223,6 +251,7 @@ def _check(attempt: Attempt, name: str, stage: Stage, of: TensorKind) -> Check:
         (module, stats)
         for (module, compared_stage, compared_of), stats in attempt.agreement.stats.items()
         if (compared_stage, compared_of) == (stage.value, of.value)
+        and not is_sharded_root(module)
         and not (stage is Stage.PARAMS and attempt.uses_local_sgd(module))
     ]
     compared = sum(stats.compared for _, stats in results)

@@ -3,7 +3,8 @@
 ranks: 2 3
 expect: nothing
 cases: weighted_by_tokens weighted_by_shares other_scales noisy_labels tasks_in_turn factor_from_schedule scaled_loss
-  replayed_in_own_order exchanged_examples half_of_the_steps_masked
+  replayed_in_own_order exchanged_examples half_of_the_steps_masked smoothed_everywhere smoothing_by_schedule
+  classes_weighted_by_batch classes_weighted_by_share smoothed_now_and_then
 """
 
 from __future__ import annotations
@@ -52,6 +53,19 @@ def loss_of(
         return F.cross_entropy(classes, torch.randint(4, labels.shape, generator=drawn)) + 0.0 * number.sum()
     if case == "tasks_in_turn" and (rank + step) % 2:
         return F.mse_loss(number, inputs[:, :1]) * 0.5 + 0.0 * classes.sum()
+    if case in ("smoothed_everywhere", "smoothing_by_schedule", "smoothed_now_and_then"):
+        by_step = 0.1 if step < 12 else 0.0
+        # A rank may smooth the labels of the batches that it does not trust.
+        drawn_here = 0.1 * int(torch.randint(2, (), generator=drawn))
+        smoothing = {"smoothing_by_schedule": by_step, "smoothed_now_and_then": drawn_here}.get(case, 0.1)
+        return F.cross_entropy(classes, labels, label_smoothing=smoothing) + 0.0 * number.sum()
+    if case == "classes_weighted_by_batch":
+        counts = torch.bincount(labels, minlength=4).clamp(min=1)
+        return F.cross_entropy(classes, labels, weight=len(labels) / (4.0 * counts)) + 0.0 * number.sum()
+    if case == "classes_weighted_by_share":
+        # Each rank has weights for its own share of the data.
+        shares = torch.tensor([1.0, 2.0, 1.0, 0.5]).roll(rank)
+        return F.cross_entropy(classes, labels, weight=shares) + 0.0 * number.sum()
     if case == "factor_from_schedule":
         return both * (1.0 / (1 + step))
     if case == "half_of_the_steps_masked" and (rank + step) % 2:

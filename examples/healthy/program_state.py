@@ -4,6 +4,7 @@ ranks: 2 3
 expect: nothing
 cases: rank_zero_evaluates gradients_in_evaluation frozen_batch_norm train_called_each_step dropout_schedule
   autocast_later warm_up_on_one_rank layers_frozen_in_turn two_modes_in_a_step evaluated_in_half_precision
+  double_for_statistics threads_for_evaluation deterministic_evaluation cast_each_time
 """
 
 from __future__ import annotations
@@ -42,6 +43,21 @@ def between_steps(case: str, step: int, model: DistributedDataParallel) -> None:
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             inner(held_out)
         torch.set_float32_matmul_precision("highest")
+    elif case == "double_for_statistics" and rank == 0:
+        torch.set_default_dtype(torch.float64)
+        (torch.arange(100) / torch.tensor(7.0)).std()
+        torch.set_default_dtype(torch.float32)
+    elif case == "threads_for_evaluation" and rank == 0:
+        # The other ranks wait.
+        torch.set_num_threads(2)
+        with torch.no_grad():
+            inner(held_out)
+        torch.set_num_threads(1)
+    elif case == "deterministic_evaluation" and rank == 0:
+        torch.use_deterministic_algorithms(True)
+        with torch.no_grad():
+            inner(held_out)
+        torch.use_deterministic_algorithms(False)
 
 
 def main() -> None:
@@ -69,8 +85,10 @@ def main() -> None:
             inner[3].p = 0.2 * step / 12
         elif case == "layers_frozen_in_turn":
             inner[4].requires_grad_(step % 4 < 2)
-        mixed = case == "autocast_later" and step > 5
-        with torch.autocast("cpu", dtype=torch.bfloat16) if mixed else contextlib.nullcontext():
+        mixed = case == "cast_each_time" or (case == "autocast_later" and step > 5)
+        cached = case != "cast_each_time"
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached)
+        with autocast if mixed else contextlib.nullcontext():
             loss = (model(inputs).float() - inputs[:, :2]).square().mean()
         optimizer.zero_grad()
         loss.backward()

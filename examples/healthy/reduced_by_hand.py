@@ -3,7 +3,7 @@
 ranks: 2 3
 expect: nothing
 cases: each_gradient flat_buffer coalesced clipped scaled_loss accumulated broadcast_first averaged_weights
-  after_no_sync
+  after_no_sync as_many_micro_batches_as_ranks node_by_node after_no_sync_flat parameter_server
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def flat(model: nn.Module) -> None:
         parameter.grad = part.view_as(parameter)
 
 
-def coalesced(model: nn.Module) -> None:
+def all_coalesced(model: nn.Module) -> None:
     gradients = [parameter.grad for parameter in model.parameters()]
     dist.all_reduce_coalesced(gradients)
     for gradient in gradients:
@@ -69,12 +69,73 @@ def by_hand(case: str, data: torch.Generator) -> None:
         if case == "flat_buffer":
             flat(model)
         elif case == "coalesced":
-            coalesced(model)
+            all_coalesced(model)
         else:
             each(model, 1 if case == "scaled_loss" else size)
         if case == "clipped":
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
+
+
+def as_many_micro_batches_as_ranks(data: torch.Generator) -> None:
+    """The sum of all micro-batches of all ranks is divided by their number."""
+    model, size = network(), dist.get_world_size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(size):
+            loss_of(model, data).backward()
+        each(model, size * size)
+        optimizer.step()
+
+
+def node_by_node(data: torch.Generator) -> None:
+    """Sums go up to the first rank of each node, from there to all, and down again."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    leaders = dist.new_group([0, size - 1])
+    node = [dist.new_group(list(range(size - 1))), dist.new_group([size - 1])][rank == size - 1]
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, data).backward()
+        for parameter in model.parameters():
+            leader = size - 1 if rank == size - 1 else 0
+            dist.reduce(parameter.grad, leader, group=node)
+            if rank == leader:
+                dist.all_reduce(parameter.grad, group=leaders)
+                parameter.grad /= size
+            dist.broadcast(parameter.grad, leader, group=node)
+        optimizer.step()
+
+
+def after_no_sync_flat(data: torch.Generator) -> None:
+    """Gradients of two micro-batches under no_sync, reduced in one buffer and clipped."""
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            for _ in range(2):
+                (loss_of(model, data) / 2).backward()
+        flat(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+def parameter_server(data: torch.Generator) -> None:
+    """Rank 0 receives the gradients and steps; the others receive the parameters."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, data).backward()
+        for parameter in model.parameters():
+            dist.reduce(parameter.grad, 0)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
 
 
 def averaged_weights(data: torch.Generator) -> None:
@@ -109,8 +170,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(25)
     data = torch.Generator().manual_seed(950 + dist.get_rank())
-    if case in ("averaged_weights", "after_no_sync"):
-        globals()[case](data)
+    by_name = globals().get(case)
+    if by_name is not None:
+        by_name(data)
     else:
         by_hand(case, data)
     dist.destroy_process_group()

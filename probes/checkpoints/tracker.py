@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -109,6 +109,34 @@ class CheckpointFile:
         return self._sampled.result()
 
 
+class FilledMemory:
+    """Memory that a load has filled. While this exists, no other storage has its identity; its memory is not kept."""
+
+    __slots__ = ("_offset", "_storage", "stored")
+
+    def __init__(self, tensor: torch.Tensor, stored: StoredTensor) -> None:
+        self._storage, self._offset = _weak_storage(tensor), int(tensor.storage_offset())
+        self.stored = stored
+
+    def key(self) -> tuple[int, int] | None:
+        return None if self._storage.expired() else (self._storage.cdata, self._offset)
+
+
+def memory_key(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Identifies the memory of a tensor among those that exist; None for a tensor without a storage of its own."""
+    # Subclasses may hide their data.
+    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    return _weak_storage(tensor).cdata, int(tensor.storage_offset())
+
+
+def _weak_storage(tensor: torch.Tensor) -> Any:
+    # Not at the top: it needs more of torch than there is when this module is imported.
+    from torch.multiprocessing import reductions
+
+    return reductions.StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
 class Target(NamedTuple):
     """A tensor of a module that a state dict has, or should have had, a value for."""
 
@@ -119,13 +147,27 @@ class Target(NamedTuple):
 
 
 class ModuleLoad(NamedTuple):
-    """One call of `Module.load_state_dict` with tensors of a file."""
+    """One call of `Module.load_state_dict` with tensors of a file, or a load into tensors of the program."""
 
     file: CheckpointFile
     where: str
     loaded: list[Target]
     # Tensors that were not loaded, although the state dict has them under a name with or without a prefix.
     misnamed: list[Target]
+    # Memory that was filled in place. Whose it is shows when a module is used.
+    filled: Sequence[FilledMemory] = ()
+
+    def loaded_into(self, tensors: Sequence[torch.Tensor]) -> list[Target]:
+        """The targets among these tensors."""
+        targets = list(self.loaded)
+        if self.filled:
+            by_memory = {key: filled.stored for filled in self.filled if (key := filled.key()) is not None}
+            for tensor in tensors:
+                key = memory_key(tensor)
+                stored = by_memory.get(key) if key is not None else None
+                if stored is not None and stored.shape == tensor.shape:
+                    targets.append(Target(weakref.ref(tensor), stored.name, stored))
+        return targets
 
 
 class OptimizerLoad:
@@ -238,15 +280,25 @@ class CheckpointTracker:
         self._add_file(result, path_of(args[0] if args else kwargs.get("f")))
 
     def _plan_loaded(self, plan: LoadPlan, path: str) -> None:
-        self._add_file(plan.requested, path, plan)
-
-    def _add_file(self, result: Any, path: str, plan: LoadPlan | None = None) -> None:
-        if self._off or self._examined >= MOST_LOADS:
+        file = self._add_file(plan.requested, path, plan)
+        if file is None or len(self.modules) >= MOST_MODULE_LOADS:
             return
+        filled = [
+            FilledMemory(tensor, stored)
+            for stored in file.tensors
+            if (tensor := stored.ref()) is not None and memory_key(tensor) is not None
+        ]
+        if filled:
+            self.modules.append(ModuleLoad(file, file.where, [], [], filled))
+            self._count_load()
+
+    def _add_file(self, result: Any, path: str, plan: LoadPlan | None = None) -> CheckpointFile | None:
+        if self._off or self._examined >= MOST_LOADS:
+            return None
         self._examined += 1
         states = find_states(result)
         if not states:
-            return
+            return None
         self.patch_optimizers()
         if len(self.files) >= MOST_FILES:
             self._forget()
@@ -258,6 +310,7 @@ class CheckpointTracker:
         self.files.append(loaded)
         for stored in loaded.tensors:
             self._stored[id(stored.ref())] = stored
+        return loaded
 
     def _forget(self) -> None:
         """Forget the oldest file from which nothing was loaded, such as a file of samples."""

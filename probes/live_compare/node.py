@@ -117,6 +117,11 @@ class NodeCompare:
         # Modules whose parameters differed there as well: nothing is left to find out.
         self._diverged: set[int] = set()
 
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether `take_unconfirmed` is true of a module."""
+        return bool(self._unconfirmed)
+
     def take_unconfirmed(self, module: int) -> bool:
         """Whether this rank's parameters differed from a peer's after a step, and were not compared again yet."""
         if module not in self._unconfirmed:

@@ -59,6 +59,9 @@ class FakeContext:
     def write_later(self, make: Callable[[], Record]) -> None:
         self.write(make())
 
+    def flush(self) -> None:
+        """Records are in a list."""
+
     def forwards_captured(self) -> bool:
         return self.captured
 

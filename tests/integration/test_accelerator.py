@@ -40,11 +40,19 @@ JOBS = {
     "graphed": (2,),
     "compiled": (2,),
     **({"reduced_overhead": (2,)} if HAS_POLICY else {}),
+    "by_hand": (2,),
+    "sharded": (2,),
+    "sharded_flat": (2,),
     # The last one: the report has its checks.
     "captured": (2,),
 }
 RANKS = [(case, size, rank) for case, sizes in JOBS.items() for size in sizes for rank in range(size)]
-LOGGED = [ranks for ranks in RANKS if ranks[0] in ("plain", "views", "user_stream", "other_device", "mixed")]
+LOGGED = [
+    ranks
+    for ranks in RANKS
+    if ranks[0]
+    in ("plain", "views", "user_stream", "other_device", "mixed", "by_hand", "sharded", "sharded_flat")
+]
 WARM_STEPS = 4
 # One for the results of each scan, one for the addresses of gradients, one each for loss, scale and batch.
 MOST_COPIES = 9

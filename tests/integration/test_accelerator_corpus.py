@@ -37,6 +37,9 @@ SCRIPTS = (
     "nan_in_one_layer",
     "update_bn_per_rank",
     "weights_written_in_forward",
+    # Labels and class numbers are copied from the device.
+    "labels_shifted_on_one_rank",
+    "labels_smoothed_on_one_rank",
 )
 
 

@@ -40,6 +40,8 @@ EVERYWHERE = (
     "two_subgroups",
     "codebook",
     "hybrid_sharded",
+    "hybrid_sharded_noise",
+    "hybrid_by_fsdp1",
 )
 # Compiling takes seconds, and the number of ranks makes no difference to it.
 COMPILED = (

@@ -301,7 +301,76 @@ def reduced_overhead(job: Job) -> DDP:
     return model
 
 
-CASES: dict[str, Callable[[Job], DDP]] = {
+def by_hand(job: Job) -> nn.Module:
+    """No DDP: gradients are reduced in one buffer."""
+    device.configure("log delay=800")
+    model = network().to(job.device)
+    torch.manual_seed(100 + job.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+        optimizer.step()
+        job.end_step(step)
+    return model
+
+
+def sharded(job: Job) -> nn.Module:
+    """FSDP2 in layers, with replicas: its reductions run on streams of their own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device.configure("log delay=800")
+    mesh = init_device_mesh(device.TYPE, (dist.get_world_size(), 1), mesh_dim_names=("replicas", "shards"))
+    job.device = torch.device(device.TYPE, job.rank)
+    model = network().to(job.device)
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    torch.manual_seed(100 + job.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        job.end_step(step)
+    return model
+
+
+def sharded_flat(job: Job) -> nn.Module:
+    """FSDP1 in layers."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    device.configure("log delay=800")
+    job.device = torch.device(device.TYPE, job.rank)
+    torch.sim.set_device(job.rank)  # type: ignore[attr-defined]
+    options = {"sharding_strategy": ShardingStrategy.NO_SHARD, "device_id": job.device}
+    layers = [
+        FullyShardedDataParallel(layer, **options) if isinstance(layer, nn.Linear) else layer
+        for layer in network().to(job.device).children()
+    ]
+    model = FullyShardedDataParallel(nn.Sequential(*layers), **options)
+    torch.manual_seed(100 + job.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        inputs, labels = job.data()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        job.end_step(step)
+    return model
+
+
+CASES: dict[str, Callable[[Job], nn.Module]] = {
     case.__name__: case
     for case in (
         plain,
@@ -317,6 +386,9 @@ CASES: dict[str, Callable[[Job], DDP]] = {
         graphed,
         compiled,
         reduced_overhead,
+        by_hand,
+        sharded,
+        sharded_flat,
     )
 }
 
@@ -330,11 +402,14 @@ def main() -> None:
     torch.sim.synchronize(job.device)  # type: ignore[attr-defined]
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
-        digest.update(tensor.detach().cpu().numpy().tobytes())
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        digest.update(local.detach().cpu().numpy().tobytes())
     name = f"{case}-{dist.get_world_size()}-{job.rank}"
     result = {
         "weights": digest.hexdigest(),
-        "buckets": len(str(model._get_ddp_logging_data()["rebuilt_bucket_sizes"]).split(",")),
+        "buckets": len(str(model._get_ddp_logging_data()["rebuilt_bucket_sizes"]).split(","))
+        if isinstance(model, DDP)
+        else 0,
         "first_parameter": job.first_parameter,
         "launches": device.native.launches(1),
         **job.facts,

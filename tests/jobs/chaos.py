@@ -41,11 +41,12 @@ def everything(rank: int, world_size: int) -> list[Any]:
     torch.ones(1, requires_grad=True).sum().backward()
     with contextlib.suppress(ValueError):
         DDP(variants.normed(), device_ids=[0])
-    # Its gradients are read by their hooks.
+    # Its gradients are read by their hooks, and a rank without records is not one without data.
     short_lived = DDP(variants.normed(), gradient_as_bucket_view=True)
-    short_lived(
-        torch.randn(6, variants.WIDTH, generator=torch.Generator().manual_seed(rank))
-    ).sum().backward()
+    with short_lived.join():
+        short_lived(
+            torch.randn(6, variants.WIDTH, generator=torch.Generator().manual_seed(rank))
+        ).sum().backward()
     del short_lived
     gc.collect()
     ddp = DDP(variants.normed())
@@ -86,7 +87,7 @@ def everything(rank: int, world_size: int) -> list[Any]:
     if os.environ["BREAK"].partition(".")[0] in ("", "checkpoints"):
         checkpoint_formats(beside)
     if os.environ["BREAK"] == "" or any(
-        word in os.environ["BREAK"] for word in ("shard", "pending_gradients")
+        word in os.environ["BREAK"] for word in ("shard", "pending_gradients", "root", "flat", "fsdp")
     ):
         sharded_step(rank, world_size)
     if os.environ["BREAK"] in ("", "agent.compile"):
@@ -108,15 +109,21 @@ def everything(rank: int, world_size: int) -> list[Any]:
 
 
 def sharded_step(rank: int, world_size: int) -> None:
-    """One step of FSDP2 on replicas of shards. Importing it takes seconds."""
+    """A step of FSDP2 on replicas of shards, and one of FSDP1 without sharding. Importing them takes seconds."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
     mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicas", "shards"))
     torch.manual_seed(5)
     model: Any = fully_shard(nn.Linear(variants.WIDTH, 2), mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.full((2, variants.WIDTH), 1.0 + rank)).square().mean().backward()
+    optimizer.step()
+    whole: Any = FullyShardedDataParallel(
+        variants.normed(), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+    )
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    whole(torch.full((2, variants.WIDTH), 1.0 + rank)).square().mean().backward()
     optimizer.step()
 
 

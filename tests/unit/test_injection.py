@@ -208,3 +208,16 @@ def test_real_torch(tmp_path: Path) -> None:
     ]
     assert (checked.stdout, checked.stderr) == (plain.stdout, plain.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_import_is_observed_once(fake_torch: Path) -> None:
+    (fake_torch / "later.py").write_text("value = 1\n")
+    code = (
+        "from ddpcheck.injection import LaterImportFinder\n"
+        "finder = LaterImportFinder('later', lambda: print('imported', sys.modules['later'].value))\n"
+        "sys.meta_path.insert(0, finder)\n"
+        "import later, importlib\n"
+        "print(finder in sys.meta_path, later.__spec__.origin.endswith('later.py'))\n"
+        "importlib.reload(later)\n"
+    )
+    assert lines(run(fake_torch, code)) == ["imported 1", "False True"]

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, cast
 from ddpcheck.analysis.aggregate.agreed_window import add_window
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
-from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, is_unwrapped, module_key
+from ddpcheck.analysis.aggregate.rank_data import (
+    DIGEST_PROBES,
+    ModuleKey,
+    RankData,
+    is_sharded_root,
+    is_unwrapped,
+    module_key,
+)
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord, Stage, TensorKind
 from ddpcheck.records.kinds.gradients import AppliedRecord
@@ -112,7 +119,7 @@ class RankCollector(Collector):
             if record.how:
                 rank.rewritten.setdefault(module, ComparedSteps()).add(record.step + 1)
             return
-        if is_unwrapped(module) and rank.wraps:
+        if (is_unwrapped(module) and rank.wraps) or is_sharded_root(module):
             return
         rank.last = record
         if record.stage == _PARAMS:

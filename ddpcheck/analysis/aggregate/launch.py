@@ -7,7 +7,13 @@ from typing import TypeVar, cast
 
 from ddpcheck.analysis.aggregate.agreement import Agreement
 from ddpcheck.analysis.aggregate.collector import AgreementCollector, NodesCollector
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData, has_no_replica, is_unwrapped
+from ddpcheck.analysis.aggregate.rank_data import (
+    ModuleKey,
+    RankData,
+    has_no_replica,
+    is_sharded_root,
+    is_unwrapped,
+)
 from ddpcheck.analysis.aggregate.registry import Collector, subscriptions
 from ddpcheck.analysis.aggregate.step_window import StepBuffer, Window
 from ddpcheck.analysis.allreduce.collector import AllReduceVerifier, GradientCollector
@@ -213,16 +219,24 @@ class Attempt:
         for rank in self.ranks.values():
             for index, key in rank.modules.items():
                 order[key] = min(order.get(key, (index, key)), (index, key))
-        wrapped = [key for key in order if not is_unwrapped(key) and not has_no_replica(key)]
+        apart = (is_unwrapped, has_no_replica, is_sharded_root)
+        wrapped = [key for key in order if not any(one(key) for one in apart)]
         listed = wrapped or [key for key in order if is_unwrapped(key) and len(self.of_module(key)) > 1]
         return sorted(listed, key=lambda key: order[key])
 
+    def sharded_roots(self) -> list[ModuleKey]:
+        """The outermost modules that FSDP shards, of which more than one rank has each."""
+        keys = {key for rank in self.ranks.values() for key in rank.latest if is_sharded_root(key)}
+        return sorted(key for key in keys if len(self.of_module(key)) > 1)
+
     def is_replica(self, module: ModuleKey) -> bool:
         """Whether the module has to be equal on all ranks: DDP holds it, or the job reduces its gradients itself."""
+        if is_sharded_root(module):
+            return False
         return not is_unwrapped(module) or module in self.agreement.reduced_by_job
 
     def number(self, module: ModuleKey) -> str:
-        return str(self.modules().index(module))
+        return str([*self.modules(), *self.sharded_roots()].index(module))
 
     def of_module(self, module: ModuleKey) -> dict[int, RankData]:
         return {number: rank for number, rank in self.ranks.items() if module in rank.latest}

@@ -12,6 +12,7 @@ from ddpcheck.analysis.aggregate.compared_steps import ComparedSteps
 from ddpcheck.records.kinds.digests import CaptureRecord, DetailRecord, DigestRecord
 from ddpcheck.records.kinds.gradients import AppliedRecord
 from ddpcheck.records.kinds.modules import (
+    FIRST_ROOT,
     FIRST_SHARDED,
     FIRST_UNWRAPPED,
     FIRST_WITHOUT_REPLICA,
@@ -64,6 +65,11 @@ def is_sharded(module: ModuleKey) -> bool:
 def has_no_replica(module: ModuleKey) -> bool:
     """Whether these are parameters of which each rank holds another part: they are described, not compared."""
     return FIRST_WITHOUT_REPLICA <= module[1] < FIRST_UNWRAPPED
+
+
+def is_sharded_root(module: ModuleKey) -> bool:
+    """Whether this is the outermost module that FSDP shards, of which forwards and buffers are compared."""
+    return FIRST_ROOT <= module[1] < FIRST_SHARDED
 
 
 @lru_cache(maxsize=1024)

@@ -167,6 +167,8 @@ class AllReduceVerifier:
     hashes: Mapping[int, str] = field(default_factory=dict)
     # Whether the budget of a rank left out a step: it contributed gradients without a record.
     left_out: Callable[[int, int], bool] = field(default=lambda rank, step: False)
+    # Whether a rank has described the module. Of other ranks, no record of it can be read.
+    describes: Callable[[int, ModuleKey], bool] = field(default=lambda rank, module: True)
     series: dict[ModuleKey, GradientSeries] = field(default_factory=dict)
     _contributions: dict[ModuleKey, ContributionCheck] = field(default_factory=dict)
     _pending: PendingValues[tuple[ModuleKey, int], BackwardRecord] = field(default_factory=PendingValues)
@@ -186,11 +188,14 @@ class AllReduceVerifier:
         """`ended`: ranks that write no more records."""
         if rank not in members(module):
             return
-        self._described(module)[record.number] = description
         # Compare counts: this runs for every record.
         if self._gone != (len(ended), len(self.lost)):
             self._gone = (len(ended), len(self.lost))
             self._stop_waiting({*ended, *self.lost})
+        if rank in self.lost and (module, record.number) not in self._pending:
+            # The other ranks may have been compared without it: alone, it would count as the only one with data.
+            return
+        self._described(module)[record.number] = description
         if self._pending.add((module, record.number), members(module), rank, record):
             self._finish(module, record.number)
         elif len(self._pending) > MOST_PENDING:
@@ -305,7 +310,9 @@ class AllReduceVerifier:
         if not missing:
             return True
         step = min(record.step for record in records.values())
-        contributed = missing & self.lost or any(self.left_out(rank, step) for rank in missing)
+        contributed = missing & self.lost or any(
+            self.left_out(rank, step) or not self.describes(rank, module) for rank in missing
+        )
         return module in self.joined and not contributed
 
     def _mismatches(
@@ -450,8 +457,20 @@ class GradientCollector(Collector):
     takes_windows = True
 
     def __init__(self, attempt: Attempt) -> None:
-        self._agreement = attempt.agreement
-        self.verifier = AllReduceVerifier(hashes=self._agreement.hashes)
+        self.verifier = AllReduceVerifier(hashes=attempt.agreement.hashes, describes=self._describes)
+        self._ranks: dict[int, RankData] = {}
+        # Ranks that write nothing more. One whose parameters are not digested any more goes on with its gradients.
+        self._ended: set[int] = set()
+
+    def begin_rank(self, rank: RankData) -> None:
+        self._ranks[rank.number] = rank
+
+    def end_rank(self, rank: RankData) -> None:
+        self._ended.add(rank.number)
+
+    def _describes(self, rank: int, module: ModuleKey) -> bool:
+        known = self._ranks.get(rank)
+        return known is not None and module in known.latest
 
     def add_window(self, window: Window) -> None:
         for stream in window.of(BackwardRecord):
@@ -471,7 +490,7 @@ class GradientCollector(Collector):
     @collects_per_module(BackwardRecord)
     def add_backward(self, rank: RankData, module: ModuleKey, record: BackwardRecord) -> None:
         description = rank.description(module, record.revision)
-        self.verifier.add(rank.number, module, record, description, self._agreement.ended)
+        self.verifier.add(rank.number, module, record, description, self._ended)
 
     @collects_per_module(JoinRecord)
     def add_join(self, rank: RankData, module: ModuleKey, record: JoinRecord) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, RankData
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.records.kinds.data import LoaderRecord, SamplesRecord
+from ddpcheck.records.kinds.data import LabelsRecord, LoaderRecord, SamplesRecord
 
 if TYPE_CHECKING:
     from ddpcheck.analysis.aggregate.launch import Attempt
@@ -105,19 +105,9 @@ class LoaderSamples:
     def outliers(self, part: int) -> tuple[int, ...]:
         """The ranks that differ from the largest group of ranks that agree; all ranks if there is no such group."""
         differ = {frozenset((one.rank, other.rank)) for _, one, other in self.differing(part)}
-        ranks = sorted({visit.rank for visits in self.visits.values() for visit in visits})
-        groups: list[list[int]] = []
-        for rank in ranks:
-            for group in groups:
-                if not any(frozenset((rank, member)) in differ for member in group):
-                    group.append(rank)
-                    break
-            else:
-                groups.append([rank])
-        largest = max(groups, key=len, default=[])
-        if 2 * len(largest) <= len(ranks):
-            return tuple(ranks)
-        return tuple(rank for rank in ranks if rank not in largest)
+        return outliers_of(
+            sorted({visit.rank for visits in self.visits.values() for visit in visits}), differ
+        )
 
     def moved(self, part: int) -> int:
         """How many contents different ranks have under different indices, and not under the same."""
@@ -136,10 +126,38 @@ class LoaderSamples:
         )
 
 
+@dataclass(frozen=True)
+class LabelDifference:
+    """Labels of one loader that ranks map to different classes, between the loader and the loss."""
+
+    step: int
+    outliers: tuple[int, ...]
+    # By label, the class of each rank.
+    classes: Mapping[str, Mapping[int, int]]
+
+
+def outliers_of(ranks: Sequence[int], differ: Set[frozenset[int]]) -> tuple[int, ...]:
+    """The ranks that differ from the largest group of ranks that agree; all ranks if there is no such group."""
+    groups: list[list[int]] = []
+    for rank in ranks:
+        for group in groups:
+            if not any(frozenset((rank, member)) in differ for member in group):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    largest = max(groups, key=len, default=[])
+    if 2 * len(largest) <= len(ranks):
+        return tuple(ranks)
+    return tuple(rank for rank in ranks if rank not in largest)
+
+
 class SampleCollector(Collector):
     """Samples by module and loader, and the loaders of all ranks."""
 
     def __init__(self, attempt: Attempt) -> None:
+        # By module and loader, for each column and term: by rank, what is known last.
+        self._labels: dict[tuple[ModuleKey, int], dict[tuple[int, int, int], dict[int, LabelsRecord]]] = {}
         self.samples: dict[ModuleKey, dict[int, LoaderSamples]] = {}
         # By loader and rank.
         self._loaders: dict[int, dict[int, LoaderRecord]] = {}
@@ -156,6 +174,39 @@ class SampleCollector(Collector):
         samples = loaders.setdefault(record.loader, LoaderSamples(record.kinds))
         if samples.kinds == record.kinds:
             samples.add(rank.number, record)
+
+    @collects_per_module(LabelsRecord)
+    def add_labels(self, rank: RankData, module: ModuleKey, record: LabelsRecord) -> None:
+        columns = self._labels.setdefault((module, record.loader), {})
+        columns.setdefault((record.part, record.term, record.ahead), {})[rank.number] = record
+
+    def label_difference(self, loader: int, module: ModuleKey) -> LabelDifference | None:
+        """The first one, if ranks have mapped the same labels to different classes.
+
+        Ranks with data of their own may have a meaning of their own for a label.
+        """
+        if len({record.mark for record in self._of(loader, module).values()}) > 1:
+            return None
+        for _, by_rank in sorted(self._labels.get((module, loader), {}).items()):
+            # Where a rank ignores a label, it has no class of its own for it.
+            classes: dict[str, dict[int, int]] = {}
+            for rank, record in sorted(by_rank.items()):
+                for label, target in record.targets.items():
+                    if target >= 0:
+                        classes.setdefault(label, {})[rank] = target
+            differing = {label: each for label, each in classes.items() if len(set(each.values())) > 1}
+            if differing:
+                pairs = {
+                    frozenset((one, other))
+                    for by_rank_ in differing.values()
+                    for one, other in combinations(by_rank_, 2)
+                    if by_rank_[one] != by_rank_[other]
+                }
+                outliers = outliers_of(
+                    [rank for rank, record in sorted(by_rank.items()) if record.targets], pairs
+                )
+                return LabelDifference(max(by_rank[rank].step for rank in outliers), outliers, differing)
+        return None
 
     def same_data(self, loader: int, module: ModuleKey) -> bool:
         """Whether an index should name the same sample on all ranks: one dataset is split among them."""

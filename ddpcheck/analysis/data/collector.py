@@ -289,11 +289,12 @@ MOST_RANKS = 64
 
 def data_table(attempt: Attempt) -> tuple[DataEpoch, ...]:
     """The first epochs of each module's loaders, in the order of training."""
+    listed = {*attempt.modules(), *attempt.sharded_roots()}
     rows = [
         _row(split, attempt.number(module))
         for module, splits in sorted(attempt.data.splits.items())
         for split in splits
-        if module in attempt.modules()
+        if module in listed
     ]
     return tuple(sorted(rows, key=lambda row: (row.step, row.module, row.loader, row.epoch))[:MOST_ROWS])
 

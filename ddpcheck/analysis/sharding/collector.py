@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ class PendingGradientsCollector(Collector):
 MOST_REDUCTIONS = 1 << 16
 # Wrong reductions of the first step with one: what they have in common names the mistake.
 _MOST_WRONG = 64
+# Steps of which it is known whether ranks computed the same gradients.
+_MOST_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class ShardReductionCollector(Collector):
         # How often a rank has reduced a parameter at a step: a step may have several backwards.
         self._counts: dict[tuple[int, int], tuple[int, int]] = {}
         self._waiting: dict[tuple[object, ...], dict[int, RankShard]] = {}
+        # By step and rank, a hash of the sketches of its whole gradients; of some of the steps that were sketched.
+        self._local: dict[int, dict[int, int]] = {}
 
     @collects(ReducedShardsRecord)
     def add_parameter(self, rank: RankData, record: ReducedShardsRecord) -> None:
@@ -141,7 +145,21 @@ class ShardReductionCollector(Collector):
             if len(waiting) == len(parameter.ranks):
                 self._check(record.step, self._waiting.pop(key))
 
+    def local_gradients(self, ranks: Sequence[int]) -> dict[int, bool]:
+        """By step, whether all these ranks computed the same gradients before the reduction."""
+        known = {step: by_rank for step, by_rank in self._local.items() if by_rank.keys() >= set(ranks)}
+        return {step: len({by_rank[rank] for rank in ranks}) == 1 for step, by_rank in known.items()}
+
+    def _note_local(self, step: int, shards: Mapping[int, RankShard]) -> None:
+        if step not in self._local and len(self._local) >= _MOST_STEPS:
+            return
+        by_rank = self._local.setdefault(step, {})
+        for rank, shard in shards.items():
+            # All ranks report the parameters in the same order.
+            by_rank[rank] = hash((by_rank.get(rank, 0), shard.parameter.name, shard.local))
+
     def _check(self, step: int, shards: Mapping[int, RankShard]) -> None:
+        self._note_local(step, shards)
         outcome = check_reduction(shards)
         if outcome is None:
             return

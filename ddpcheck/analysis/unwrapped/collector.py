@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpcheck.analysis.aggregate.agreement import MOST_PENDING, Agreement, PendingValues
 from ddpcheck.analysis.aggregate.rank_data import DIGEST_PROBES, ModuleKey, RankData, is_unwrapped
 from ddpcheck.analysis.aggregate.registry import Collector, collects, collects_per_module
-from ddpcheck.analysis.allreduce.mean_check import SketchTable, can_check, check_parts
 from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import DigestRecord, Stage
-from ddpcheck.records.kinds.gradients import AppliedRecord, ManualReductionRecord
-from ddpcheck.records.kinds.modules import ModuleRecord, ModuleUseRecord
+from ddpcheck.records.kinds.gradients import AppliedRecord
+from ddpcheck.records.kinds.modules import ModuleUseRecord
 from ddpcheck.records.kinds.rank import FaultRecord
 
 if TYPE_CHECKING:
@@ -116,69 +113,3 @@ def changed_alike(
         and before[0][index] != after[0][index]
         for index in range(len(before[0]))
     )
-
-
-@dataclass
-class ManualReductionStats:
-    """What the job made of the gradients of an unwrapped module, in the steps that were sketched."""
-
-    means: int = 0
-    # Steps with the sum of the ranks' gradients, not divided, and the first of them.
-    sums: int = 0
-    first_sum: int = -1
-    # Whether the loss of these steps is a mean over the rank's own batch that nothing scales.
-    own_mean: bool = True
-
-
-class ManualReductionCollector(Collector):
-    """Compares applied gradients with the mean and with the sum of the local ones."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self.stats: dict[ModuleKey, ManualReductionStats] = {}
-        self._pending: PendingValues[tuple[ModuleKey, int, int], ManualReductionRecord] = PendingValues()
-
-    @collects_per_module(ManualReductionRecord)
-    def add(self, rank: RankData, module: ModuleKey, record: ManualReductionRecord) -> None:
-        key = (module, record.step, record.optimizer)
-        if self._pending.add(key, module[0], rank.number, record):
-            self._finish(module, rank.latest[module], self._pending.take(key))
-        elif len(self._pending) > MOST_PENDING:
-            self._pending.take(self._pending.oldest())
-
-    def _finish(
-        self, module: ModuleKey, description: ModuleRecord, records: dict[int, ManualReductionRecord]
-    ) -> None:
-        if len(records) < len(module[0]) or len(records) < 2:
-            return
-        try:
-            local = SketchTable({rank: record.local for rank, record in records.items()})
-            applied = SketchTable({rank: record.applied for rank, record in records.items()})
-        except ValueError:
-            return
-        first = next(iter(records.values()))
-        indices = [
-            index
-            for index, row in enumerate(description.parameters)
-            if index not in first.absent and can_check(str(row[1])) and index < len(local)
-        ]
-        compared = [(index, local.parts(index)) for index in indices]
-        compared = [(index, parts) for index, parts in compared if parts.known and parts.norms]
-        if not compared or len({record.applied for record in records.values()}) > 1:
-            return
-
-        def is_divided_by(divisor: int) -> bool:
-            return all(
-                (result := applied.at(min(records), index)) is not None
-                and result.known
-                and check_parts(parts, result, str(row[1]), math.prod(row[2]), divisor).ok
-                for index, parts in compared
-                for row in (description.parameters[index],)
-            )
-
-        stats = self.stats.setdefault(module, ManualReductionStats())
-        if is_divided_by(len(records)):
-            stats.means += 1
-        elif is_divided_by(1):
-            stats.first_sum = first.step if not stats.sums else min(stats.first_sum, first.step)
-            stats.sums += 1
-            stats.own_mean &= all(record.own_mean for record in records.values())

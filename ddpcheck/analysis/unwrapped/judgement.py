@@ -12,6 +12,7 @@ from enum import Enum
 from ddpcheck.analysis.aggregate.agreement import ComparisonStats, Disagreement, groups_of
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
+from ddpcheck.analysis.collectors.manual_reduction import ManualReductionCollector
 from ddpcheck.analysis.divergence.explain import same_parameter_names
 from ddpcheck.analysis.evidence import differing_tensors
 from ddpcheck.analysis.unwrapped.collector import UnwrappedCollector, changed_alike
@@ -36,7 +37,7 @@ class Basis(Enum):
     OTHERS_REDUCED = 2
     # All ranks apply the same gradients: the job reduces them.
     SAME_GRADIENTS = 3
-    # Several ranks agree with each other: the job reduces gradients, but not over all ranks.
+    # The job reduces gradients, but not over all ranks, or not all ranks apply the result.
     SUBGROUPS = 4
     # Its output is an input of DDP's forward, or it reads DDP's input, or it runs inside the loss.
     USED_WITH_DDP = 5
@@ -108,6 +109,9 @@ def _basis(attempt: Attempt, module: ModuleKey, first: Disagreement, from_start:
         roots = {rank: record.root for rank, record in later.items()}
         if [ranks for _, ranks in first.groups()] == [ranks for _, ranks in groups_of(roots)]:
             return Basis.SUBGROUPS
+    by_hand = attempt.collector(ManualReductionCollector).stats.get(module)
+    if by_hand is not None and by_hand.partly:
+        return Basis.SUBGROUPS
     if attempt.data.is_split(module[0]) and not anything_agrees(attempt):
         return Basis.SPLIT_DATA
     return Basis.NONE

@@ -97,3 +97,23 @@ class SamplesRecord(Record):
     indices: list[int] = field(default_factory=list)
     # For each index, 8 hexadecimal digits of each part.
     digests: list[str] = field(default_factory=list)
+
+
+@record("labels")
+@dataclass(frozen=True)
+class LabelsRecord(Record):
+    """Which class numbers the labels of a data loader have in the loss, since they have always had the same ones.
+
+    Written when that is known, and when it is known no more, with empty `targets`.
+    """
+
+    loader: int
+    # Position of the labels among the columns of integers and texts of a batch, and of the term in the loss.
+    part: int
+    term: int
+    # How many batches the loader was ahead of the loss.
+    ahead: int
+    module: int
+    step: int
+    # By label; a text is "#" and a digest.
+    targets: dict[str, int] = field(default_factory=dict)

@@ -84,3 +84,5 @@ class ManualReductionRecord(Record):
     absent: list[int] = field(default_factory=list)
     # Whether the loss is a mean over the rank's own batch that the job does not scale.
     own_mean: bool = False
+    # Backwards since the last step; 0: not known.
+    backwards: int = 0

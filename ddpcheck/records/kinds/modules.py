@@ -67,6 +67,8 @@ class ModuleRole(str, Enum):
     USED = "used"
     # Shards of parameters that FSDP or a device mesh distributes.
     SHARDED = "sharded"
+    # The outermost module that FSDP shards: its forwards and buffers. Its parameters are in modules of their own.
+    ROOT = "sharded_root"
 
 
 class UseEvidence(str, Enum):
@@ -89,6 +91,8 @@ class UseEvidence(str, Enum):
 FIRST_UNWRAPPED = 1 << 32
 # Below these, those of shards that several ranks hold, and of the parameters of which each rank holds another part.
 FIRST_SHARDED = 1 << 31
+# Below those, the numbers of the outermost modules that FSDP shards.
+FIRST_ROOT = 1 << 30
 FIRST_WITHOUT_REPLICA = 3 << 30
 
 # `mesh["kind"]` of shards on a mesh that is a part of the mesh of other parameters of the same optimizer.

@@ -75,3 +75,21 @@ class LossFormRecord(Record):
     where: str = ""
     # Whether the rank writes no further record of this optimizer: too many changes.
     last: bool = False
+
+
+@record("loss_settings")
+@dataclass(frozen=True)
+class LossSettingsRecord(Record):
+    """Arguments of the loss functions of a step, once they were the same in several steps and differ from before.
+
+    One entry for each term: the function, and its arguments by name. Weights of classes are a digest, empty for none.
+    """
+
+    optimizer: int
+    step: int
+    functions: list[str] = field(default_factory=list)
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    # Call site of the backward in the user's code, as file:line.
+    where: str = ""
+    # Whether the rank writes no further record of this optimizer: too many changes.
+    last: bool = False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_sharded_root
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.data.batches import ModuleBatches, Sameness, sameness
 from ddpcheck.analysis.data.collector import EpochSplit, split_row
 from ddpcheck.analysis.finding import Finding, Severity
+from ddpcheck.analysis.sharding.collector import ShardReductionCollector
 from ddpcheck.formatting import name_ranks
 from ddpcheck.rules.rule import Rule, first_sentence
 
@@ -44,7 +45,7 @@ _FIXES = {
 
 
 def find(context: RuleContext) -> list[Finding]:
-    return [finding for module in context.modules() for finding in _of_module(context, module)]
+    return [finding for module in context.modules_with_forwards() for finding in _of_module(context, module)]
 
 
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:
@@ -121,6 +122,8 @@ def _learn_differently(context: RuleContext, module: ModuleKey, ranks: tuple[int
 
     Dropout and the arithmetic of a device also make gradients differ; then the way in which the data are split decides.
     """
+    if is_sharded_root(module):
+        return _shards_learn_differently(context, module, ranks)
     checks = context.attempt.gradients.stats.get(module)
     batches = context.attempt.data.of(module).batches
     if checks is None:
@@ -137,6 +140,15 @@ def _learn_differently(context: RuleContext, module: ModuleKey, ranks: tuple[int
         return True
     data = context.attempt.data
     return not data.splits.get(module) and module not in data.iterable
+
+
+def _shards_learn_differently(context: RuleContext, module: ModuleKey, ranks: tuple[int, ...]) -> bool:
+    """The ranks of a sharded module may also divide a batch among themselves, as with sequence parallelism."""
+    same = context.attempt.collector(ShardReductionCollector).local_gradients(ranks)
+    if any(same.get(step) for step in context.attempt.data.of(module).batches.steps):
+        return False
+    splits = context.attempt.data.splits.get(module, [])
+    return not splits or any(splits[0].facts("replicas").values())
 
 
 def _cause(context: RuleContext, module: ModuleKey, splits: list[EpochSplit], ranks: tuple[int, ...]) -> str:

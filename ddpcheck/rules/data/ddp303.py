@@ -19,7 +19,7 @@ RULE = Rule(
 
 def find(context: RuleContext) -> list[Finding]:
     findings = []
-    modules = set(context.attempt.modules())
+    modules = {*context.attempt.modules(), *context.attempt.sharded_roots()}
     for (module, loader), repeats in sorted(context.attempt.data.repeats.items()):
         example = repeats.example
         repeated = _repeated_epochs(repeats)

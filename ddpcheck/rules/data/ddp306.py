@@ -32,7 +32,7 @@ _BEFORE = (
 
 
 def find(context: RuleContext) -> list[Finding]:
-    return [finding for module in context.modules() for finding in _of_module(context, module)]
+    return [finding for module in context.modules_with_forwards() for finding in _of_module(context, module)]
 
 
 def _of_module(context: RuleContext, module: ModuleKey) -> list[Finding]:

@@ -9,6 +9,7 @@ from ddpcheck.analysis.aggregate.agreement import groups_of, outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.collectors.samples import (
     FEWEST,
+    LabelDifference,
     LoaderSamples,
     PartStats,
     SampleCollector,
@@ -35,21 +36,54 @@ DISTINCT_LABELS = 3
 SAME_SHARE = 0.9
 # Pairs of labels beyond the number of distinct ones, from which a renaming of classes is not a coincidence.
 MORE_THAN_CLASSES = 12
+_MOST_LABELS = 8
 _PARTS = {"i": "label", "I": "integers", "f": "input"}
 
 
 def find(context: RuleContext) -> list[Finding]:
     collected = context.attempt.collector(SampleCollector)
     findings = []
-    for module in context.modules():
+    for module in context.modules_with_forwards():
         for loader in collected.loaders():
             order = _order(context, module, collected, loader)
             samples = collected.samples.get(module, {}).get(loader)
             if order is not None:
                 findings.append(order)
-            elif samples is not None and collected.same_data(loader, module):
-                findings += _contents(context, module, loader, samples)
+            elif collected.same_data(loader, module):
+                contents = _contents(context, module, loader, samples) if samples is not None else []
+                mapped = collected.label_difference(loader, module)
+                findings += contents
+                if mapped is not None and not contents:
+                    findings.append(_mapped(context, module, mapped))
     return findings
+
+
+def _mapped(context: RuleContext, module: ModuleKey, difference: LabelDifference) -> Finding:
+    shown = list(difference.classes.items())[:_MOST_LABELS]
+    label, classes = shown[0]
+    by_class: dict[int, list[int]] = {}
+    for rank, number in classes.items():
+        by_class.setdefault(number, []).append(rank)
+    example = "; ".join(f"class {number} on {name_ranks(ranks)}" for number, ranks in by_class.items())
+    which = "a text" if label.startswith("#") else f"label {label}"
+    return context.finding(
+        RULE,
+        f"The same labels of the data loader are given to the loss as different classes: {which} is {example}. Each "
+        "rank always maps them in its own way.",
+        module=module,
+        step=difference.step,
+        stage="backward",
+        ranks=difference.outliers,
+        evidence={
+            "labels": len(difference.classes),
+            "classes": {
+                label: {f"rank {rank}": number for rank, number in by_rank.items()}
+                for label, by_rank in shown
+            },
+        },
+        cause="labels are mapped to other classes after the data loader has returned them",
+        fix="Map labels to classes with one table that all ranks share, in the dataset, and not in the training loop.",
+    )
 
 
 def _order(

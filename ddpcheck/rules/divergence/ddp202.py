@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
 from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
+from ddpcheck.analysis.collectors.manual_reduction import (
+    ManualReductionCollector,
+    PartlyReduced,
+    partly_reduced_text,
+)
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import (
     SYNCED,
@@ -17,6 +24,7 @@ from ddpcheck.analysis.divergence.explain import (
     gradient_evidence,
     reason_text,
 )
+from ddpcheck.analysis.evidence import differing_tensors, tensor_rows
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage, TensorKind
@@ -38,7 +46,7 @@ RULE = Rule(
 _UNFINISHED = "unfinished"
 _NO_BACKWARD = "gradients set without a backward"
 _HOOKS_LOST = "DDP's hooks are lost"
-_NOT_BY_HAND = "no DDP, and not all gradients reduced by hand"
+_NOT_BY_HAND = "not all gradients reduced by hand"
 _MOST_NAMES = 10
 _MOST_NAMES_IN_CAUSE = 3
 
@@ -78,7 +86,9 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
     if not not_reduced:
         return _hooks_lost(attempt, module, first)
     if is_unwrapped(module):
-        return _by_hand(first)
+        return _by_hand(attempt, module, first)
+    if _is_reduced_by_hand(attempt, module, not_reduced):
+        return replace(_by_hand(attempt, module, first), fix=_FIX_BY_HAND)
     example = not_reduced[min(not_reduced)]
     ranks = tuple(sorted(not_reduced))
     evidence: dict[str, Any] = {
@@ -94,17 +104,36 @@ def _not_reduced(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Ex
     return Explanation(cause=cause, evidence=evidence, parameter=names[0] if names else None, ranks=ranks)
 
 
-def _by_hand(first: Disagreement) -> Explanation:
-    """The job has no DDP module and reduces gradients itself, at other steps over all ranks."""
-    groups = [ranks for _, ranks in first.groups()]
-    together = [ranks for ranks in groups if len(ranks) > 1]
-    if len(groups) > 1 and len(together) == len(groups):
-        cause = "reduced within " + " and within ".join(map(name_ranks, groups)) + ", not over all ranks"
-    elif len(together) == 1:
-        cause = f"reduced without {name_ranks(first.outlier_ranks())}"
-    else:
-        cause = _NOT_BY_HAND
-    return Explanation(cause=cause, ranks=first.outlier_ranks())
+def _is_reduced_by_hand(
+    attempt: Attempt, module: ModuleKey, not_reduced: Mapping[int, AppliedRecord]
+) -> bool:
+    """Whether the job reduces the gradients of a DDP module itself, as after no_sync, where DDP does not."""
+    stats = attempt.collector(ManualReductionCollector).stats.get(module)
+    return stats is not None and stats.reduced and all(record.unsynced for record in not_reduced.values())
+
+
+def _by_hand(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation:
+    """The job reduces gradients itself: those of this step not all, or not over all ranks."""
+    stats = attempt.collector(ManualReductionCollector).stats.get(module)
+    partly = None if stats is None else stats.partly.get(first.key.step)
+    rows = tensor_rows(attempt, first)
+    if partly is None:
+        # The step was not sketched, or something changed the gradients after the reduction.
+        groups = tuple(ranks for _, ranks in first.groups())
+        differing = differing_tensors(attempt, first)
+        in_groups = any(len(ranks) > 1 for ranks in groups)
+        partly = PartlyReduced(
+            first.key.step, () if in_groups else tuple(differing), groups if in_groups else ()
+        )
+    cause = partly_reduced_text(partly, tuple(sorted(first.digests)))
+    names = [str(rows[index][0]) for index in partly.left_out if index < len(rows)]
+    if names and (cause or len(names) < len(rows)):
+        shown = ", ".join(names[:_MOST_NAMES_IN_CAUSE])
+        more = f" and {len(names) - _MOST_NAMES_IN_CAUSE} more" if len(names) > _MOST_NAMES_IN_CAUSE else ""
+        left_out = f"{shown}{more} left out of a reduction by hand"
+        cause = f"{cause}; {left_out}" if cause else left_out
+        return Explanation(cause=cause, parameter=names[0], ranks=tuple(sorted(first.digests)))
+    return Explanation(cause=cause or _NOT_BY_HAND, ranks=first.outlier_ranks())
 
 
 def _hooks_lost(attempt: Attempt, module: ModuleKey, first: Disagreement) -> Explanation | None:
@@ -160,7 +189,7 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
         else " The gradients of this step were not compared; the parameters differ after step "
         f"{evidence['parameters_differ_after_step']}."
     )
-    by_hand = is_unwrapped(first.key.module)
+    by_hand = is_unwrapped(first.key.module) or divergence.fix == _FIX_BY_HAND
     what = "gradients that differ on" if by_hand else "gradients that DDP did not reduce on"
     return context.finding(
         RULE,
@@ -171,5 +200,5 @@ def _finding(context: RuleContext, divergence: Divergence) -> Finding:
         parameter=divergence.parameter or (names[0] if names else None),
         evidence=evidence,
         cause=divergence.cause,
-        fix=_FIX_BY_HAND if by_hand else FIXES.get(divergence.cause, _FIX_UNFINISHED),
+        fix=divergence.fix or (_FIX_BY_HAND if by_hand else FIXES.get(divergence.cause, _FIX_UNFINISHED)),
     )

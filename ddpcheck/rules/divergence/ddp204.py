@@ -5,10 +5,10 @@ from __future__ import annotations
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
 from ddpcheck.analysis.allreduce.collector import MeanCheckStats, MeanMismatch
 from ddpcheck.analysis.allreduce.contributions import Contribution
+from ddpcheck.analysis.collectors.manual_reduction import ManualReductionCollector, ManualReductionStats
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.analysis.sharding.collector import ReductionStats, ShardReductionCollector
-from ddpcheck.analysis.unwrapped.collector import ManualReductionCollector, ManualReductionStats
 from ddpcheck.formatting import name_ranks
 from ddpcheck.records.kinds.digests import Stage
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -30,6 +30,8 @@ _LOSSY = ("compress", "powerSGD", "quantization")
 _LARGEST_LOSSY_ERROR = 2.0**-6
 # Errors cancel if, over this many backwards, the relative error of the sum is at most this share of a single one's.
 _FEWEST_BACKWARDS = 8
+# Steps: a job may scale the gradients of a single one so by chance.
+_FEWEST_DIVIDED_TWICE = 3
 _LARGEST_SUM_ERROR = 0.5
 
 
@@ -53,10 +55,12 @@ def find(context: RuleContext) -> list[Finding]:
         for (ranks, custom), stats in context.attempt.collector(ShardReductionCollector).stats.items()
         if stats.wrong
     ]
-    by_hand = context.attempt.collector(ManualReductionCollector).stats
-    return findings + [
-        _sum_by_hand(context, module, stats) for module, stats in by_hand.items() if stats.sums > stats.means
-    ]
+    for module, by_hand in context.attempt.collector(ManualReductionCollector).stats.items():
+        if by_hand.sums > max(by_hand.means, by_hand.divided_twice):
+            findings.append(_sum_by_hand(context, module, by_hand))
+        elif by_hand.divided_twice >= _FEWEST_DIVIDED_TWICE and not by_hand.means:
+            findings.append(_divided_twice_by_hand(context, module, by_hand))
+    return findings
 
 
 def _sum_by_hand(context: RuleContext, module: ModuleKey, stats: ManualReductionStats) -> Finding:
@@ -78,6 +82,23 @@ def _sum_by_hand(context: RuleContext, module: ModuleKey, stats: ManualReduction
         fix="Divide the gradients by the number of ranks after the all_reduce, or use ReduceOp.AVG."
         if stats.own_mean
         else "Nothing, if the loss is divided by the number of ranks, or by the samples of all ranks.",
+    )
+
+
+def _divided_twice_by_hand(context: RuleContext, module: ModuleKey, stats: ManualReductionStats) -> Finding:
+    ranks = context.attempt.of_module(module)
+    size = len(ranks)
+    return context.finding(
+        RULE,
+        f"From step {stats.first_divided_twice} on, the optimizer applies the mean of the gradients of {size} ranks "
+        f"divided by {size} again.",
+        severity=Severity.WARNING,
+        step=stats.first_divided_twice,
+        stage=Stage.APPLIED.value,
+        ranks=tuple(sorted(ranks)),
+        evidence={"steps": {"divided_twice": stats.divided_twice}, "loss_is_a_mean": True},
+        cause="the job reduces gradients itself and divides by the number of ranks twice",
+        fix="Divide once: ReduceOp.AVG divides already.",
     )
 
 
@@ -216,8 +237,9 @@ def _of_shards(context: RuleContext, stats: ReductionStats, ranks: tuple[int, ..
         )
         cause = f"{source} returned {phrase}" if phrase else source.removesuffix(",")
         fix = (
-            "In the implementation that set_custom_reduce_scatter was given, reduce with the operation and the group "
-            "that are passed, and do not divide again."
+            "In the implementation that set_custom_reduce_scatter or register_comm_hook was given, reduce over all "
+            "ranks of its group. A communication hook of FSDP1 divides by their number, a reduce-scatter of FSDP2 "
+            "does not."
             if custom
             else "Suspect the network or the memory of a rank."
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement, groups_of, outlier_ranks
-from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_sharded_root
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.divergence.explain import node_findings
-from ddpcheck.analysis.evidence import of_disagreement
+from ddpcheck.analysis.evidence import differing_tensors, of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
 from ddpcheck.formatting import name_ranks
+from ddpcheck.records.codecs import unpack_leaves
 from ddpcheck.records.kinds.digests import NORM_STATISTICS, DigestRecord, Stage, TensorKind
 from ddpcheck.records.reasons import BufferState, is_stored_as
 from ddpcheck.rules.rule import Location, Need, Rule
@@ -29,10 +31,15 @@ RULE = Rule(
 )
 
 
+_MOST_NAMES = 10
+
+
 def find(context: RuleContext) -> list[Finding]:
     findings = []
     for module in context.modules():
         findings += _names(context, module) or _values(context, module) or _at_the_end(context, module)
+    for module in context.attempt.sharded_roots():
+        findings += _constants_of_shards(context, module) or _at_the_end(context, module)
     return findings + node_findings(context, RULE, Stage.BUFFERS)
 
 
@@ -90,6 +97,62 @@ def _values(context: RuleContext, module: ModuleKey) -> list[Finding]:
     ]
 
 
+def _constants_of_shards(context: RuleContext, module: ModuleKey) -> list[Finding]:
+    """Buffers of a sharded module that differ at the first forward, and that the training does not change."""
+    agreement = context.attempt.agreement
+    first = agreement.stats_of(module, Stage.INIT_AFTER, TensorKind.BUFFERS).first
+    last = agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
+    if first is None or last is None:
+        return []
+    rows = next(iter(context.attempt.of_module(module).values())).latest[module].buffers
+    before, after = _leaves(first), _leaves(last)
+    constant = [
+        index
+        for index in differing_tensors(context.attempt, first)
+        if index < len(rows)
+        and _is_table(rows[index])
+        and all(leaves[index] == after.get(rank, {}).get(index) for rank, leaves in before.items())
+    ]
+    if not constant:
+        return []
+    names = [str(rows[index][0]) for index in constant]
+    more = f" and {len(names) - 1} more buffers" if len(names) > 1 else ""
+    ranks = outlier_ranks(
+        [
+            members
+            for _, members in groups_of(
+                {rank: repr([leaves[i] for i in constant]) for rank, leaves in before.items()}
+            )
+        ]
+    )
+    return [
+        context.finding(
+            RULE,
+            f"{names[0]}{more} differ across ranks from the first forward on and never change: each rank computes "
+            f"another function of the same weights. Outlier: {name_ranks(ranks)}.",
+            severity=Severity.WARNING,
+            module=module,
+            stage=Stage.INIT_AFTER.value,
+            parameter=names[0],
+            ranks=ranks,
+            evidence={"parameters": {"count": len(names), "of": len(rows), "names": names[:_MOST_NAMES]}},
+            cause="FSDP does not synchronise buffers, and ranks initialised or loaded these differently",
+            fix="Broadcast the buffers from one rank after sharding, or compute them from the same seed. Modules that "
+            "are made on the meta device must initialise their buffers after to_empty(). Nothing, if each rank is "
+            "meant to have its own.",
+        )
+    ]
+
+
+def _leaves(disagreement: Disagreement) -> dict[int, dict[int, bytes]]:
+    """By rank and index."""
+    return {
+        rank: dict(enumerate(unpack_leaves(record.leaves, record.width)))
+        for rank, record in disagreement.digests.items()
+        if isinstance(record, DigestRecord)
+    }
+
+
 def _at_the_end(context: RuleContext, module: ModuleKey) -> list[Finding]:
     """Compares ranks that wrote to buffers after their last step: only rank 0 may do so, to save them."""
     first = context.attempt.agreement.stats_of(module, Stage.BUFFERS_END, TensorKind.BUFFERS).first
@@ -134,16 +197,18 @@ def _not_synchronised(context: RuleContext, first: Disagreement, evidence: dict[
     stats = context.attempt.agreement.stats_of(first.key.module, Stage.INIT_AFTER, TensorKind.BUFFERS)
     # Buffers that differed from the start are the finding of DDP101.
     drifted = bool(learned) and stats.first is None
+    wrapper = "FSDP" if is_sharded_root(first.key.module) else "DDP"
     return context.finding(
         RULE,
-        f"DDP does not synchronise buffers here, and {differing['count']} of {differing['of']} differ across ranks at "
-        f"the end, not counting normalisation statistics. Outlier: {name_ranks(first.outlier_ranks())}. Each rank "
-        "evaluates a different model, and a checkpoint depends on the rank that saves it.",
+        f"{wrapper} does not synchronise buffers here, and {differing['count']} of {differing['of']} differ across "
+        f"ranks at the end, not counting normalisation statistics. Outlier: {name_ranks(first.outlier_ranks())}. "
+        "Each rank evaluates a different model, and a checkpoint depends on the rank that saves it.",
         severity=Severity.WARNING if drifted else Severity.NOTE,
         disagreement=first,
         parameter=(learned or names or [None])[0],
         evidence=evidence,
-        cause="broadcast_buffers=False, and buffers that each rank updates from its own data",
+        cause=("FSDP" if wrapper == "FSDP" else "broadcast_buffers=False")
+        + ", and buffers that each rank updates from its own data",
         fix="Update them from values that were reduced or gathered first (a codebook by all_reduce of its sums, a "
         "queue by all_gather of its keys). Nothing, if each rank is meant to have its own buffers.",
     )
@@ -155,8 +220,9 @@ def _learned(context: RuleContext, module: ModuleKey) -> set[str]:
     What checkpoints do not contain is not compared at all.
     """
     record = next(iter(context.attempt.of_module(module).values())).latest[module]
-    return {
-        str(name)
-        for name, dtype, shape, *_ in record.buffers
-        if "float" in str(dtype) and math.prod(shape) > 1
-    }
+    return {str(row[0]) for row in record.buffers if _is_table(row)}
+
+
+def _is_table(row: Sequence[Any]) -> bool:
+    _, dtype, shape, *_ = row
+    return "float" in str(dtype) and math.prod(shape) > 1

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import Disagreement
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey, is_unwrapped
+from ddpcheck.analysis.collectors.manual_reduction import (
+    ManualReductionCollector,
+    PartlyReduced,
+    partly_reduced_text,
+)
 from ddpcheck.analysis.context import RuleContext
 from ddpcheck.analysis.evidence import of_disagreement
 from ddpcheck.analysis.finding import Finding, Severity
@@ -124,7 +130,8 @@ def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
     differing = evidence["parameters"]
     judged = difference.basis is not Basis.NONE
     subject = f"{names[0]} and {len(names) - 1} more parameters" if len(names) > 1 else (names or ["?"])[0]
-    cause, fix = _cause(difference, len(record.parameters) - len(names), record.mesh, names)
+    agreeing = len(record.parameters) - len(names)
+    cause, fix = _cause(context.attempt, difference, agreeing, record.mesh, names)
     return context.finding(
         RULE,
         f"{record.name} trains {subject} outside DDP, and {_when(difference)} "
@@ -144,12 +151,14 @@ def _finding(context: RuleContext, difference: UnwrappedDifference) -> Finding:
     )
 
 
-def _subgroups(difference: UnwrappedDifference) -> str:
-    groups = [ranks for _, ranks in difference.first.groups()]
-    alone = tuple(sorted(rank for ranks in groups if len(ranks) == 1 for rank in ranks))
-    within = " and within ".join(name_ranks(ranks) for ranks in groups if len(ranks) > 1)
-    left_out = f"; {name_ranks(alone)} {'takes' if len(alone) == 1 else 'take'} no part" if alone else ""
-    return f"gradients are reduced within {within}, not over all ranks{left_out}"
+def _subgroups(attempt: Attempt, difference: UnwrappedDifference) -> str:
+    ranks = difference.module[0]
+    stats = attempt.collector(ManualReductionCollector).stats.get(difference.module)
+    known = [] if stats is None else [partly_reduced_text(each, ranks) for each in stats.partly.values()]
+    groups = tuple(ranks for _, ranks in difference.first.groups())
+    from_groups = partly_reduced_text(PartlyReduced(difference.first.key.step, groups=groups), ranks)
+    text = next(filter(None, known), from_groups)
+    return f"gradients are {text}" if text.startswith("reduced") else text
 
 
 def _when(difference: UnwrappedDifference) -> str:
@@ -159,7 +168,11 @@ def _when(difference: UnwrappedDifference) -> str:
 
 
 def _cause(
-    difference: UnwrappedDifference, agreeing: int, mesh: Mapping[str, Any], names: Sequence[str]
+    attempt: Attempt,
+    difference: UnwrappedDifference,
+    agreeing: int,
+    mesh: Mapping[str, Any],
+    names: Sequence[str],
 ) -> tuple[str, str]:
     start = "; they also had different values at the first step" if difference.from_start else ""
     if mesh.get("kind") == PARTIAL and difference.basis in (Basis.SHARED_BACKWARD, Basis.OTHERS_REDUCED):
@@ -178,7 +191,7 @@ def _cause(
         "before the first step"
         if difference.from_start
         else "every rank has applied the same gradients in some steps, but not in all",
-        Basis.SUBGROUPS: _subgroups(difference),
+        Basis.SUBGROUPS: _subgroups(attempt, difference),
     }
     copy = "a copy" if mesh.get("kind") == COPIED else "a part of a copy"
     causes[Basis.COPIED] = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpcheck.analysis.aggregate.agreement import outlier_ranks
 from ddpcheck.analysis.aggregate.rank_data import ModuleKey
+from ddpcheck.analysis.collectors.loss_form import LossFormCollector, LossSettingDifference
 from ddpcheck.analysis.collectors.program_state import (
     STATE_PROBES,
     StateCollector,
@@ -38,11 +39,11 @@ _SEVERITY = {
 }
 _EFFECT = {
     StateItem.MODE: "Their gradients belong to different functions of the same weights (dropout, statistics of "
-    "normalisation layers), and DDP averages them.",
+    "normalisation layers), which are averaged.",
     StateItem.FROZEN: "Ranks on which a parameter is frozen send zeros for it, so its mean gradient is too small.",
-    StateItem.SETTING: "Their gradients belong to different functions of the same weights, and DDP averages them.",
-    StateItem.AUTOCAST: "Ranks compute their gradients with different precision, and DDP averages them.",
-    StateItem.PRECISION: "Ranks compute their gradients with different precision, and DDP averages them.",
+    StateItem.SETTING: "Their gradients belong to different functions of the same weights, which are averaged.",
+    StateItem.AUTOCAST: "Ranks compute their gradients with different precision, which are averaged.",
+    StateItem.PRECISION: "Ranks compute their gradients with different precision, which are averaged.",
     StateItem.THREADS: "Sums over another number of threads differ in their last bits.",
     StateItem.HASH_SEED: "What is built in the order of a set of texts is another on each of these ranks.",
 }
@@ -66,13 +67,16 @@ _WORDS = {
     "hash_seed": "the hash seed",
     "threads": "the number of threads",
 }
+# Arguments of loss functions with a value for each class.
+_OF_CLASSES = ("weight", "pos_weight")
+_SETTINGS_OF_LOSS = {"label_smoothing": "label smoothing", "weight": "weights of classes"}
 _KERNELS = {"deterministic_algorithms", "cudnn.deterministic", "cudnn.benchmark", "cudnn.enabled"}
 
 
 def find(context: RuleContext) -> list[Finding]:
     differences: list[Finding] = []
     of_process: set[StateItem] = set()
-    for module in context.modules():
+    for module in context.modules_with_forwards():
         for difference in _differences(context, module):
             if difference.kind in (
                 StateItem.AUTOCAST,
@@ -85,7 +89,45 @@ def find(context: RuleContext) -> list[Finding]:
                     continue
                 of_process.add(difference.kind)
             differences.append(_finding(context, module, difference))
-    return differences
+    of_loss = context.attempt.collector(LossFormCollector).setting_differences()
+    return differences + [_of_loss(context, difference) for difference in of_loss]
+
+
+def _of_loss(context: RuleContext, difference: LossSettingDifference) -> Finding:
+    groups = difference.groups()
+    ranks = outlier_ranks(groups)
+    shown = groups[-1] if len(ranks) < sum(map(len, groups)) else ranks
+    of_classes = difference.setting in _OF_CLASSES
+    name = _SETTINGS_OF_LOSS.get(difference.setting, difference.setting)
+    values = {
+        name_ranks(members): _value(difference.values[members[0]])
+        if of_classes
+        else difference.values[members[0]]
+        for members in groups
+    }
+    cause = f"{name} of the loss differs: {'; '.join(f'{value} on {who}' for who, value in values.items())}"
+    where = next((difference.where[rank] for rank in shown if difference.where.get(rank)), "")
+    return context.finding(
+        RULE,
+        f"From step {difference.step} on, {cause}. {_EFFECT[StateItem.SETTING]}",
+        # Ranks may weight classes by their own data on purpose.
+        severity=Severity.NOTE if of_classes else Severity.WARNING,
+        step=difference.step,
+        stage="backward",
+        ranks=ranks,
+        evidence={
+            "settings": [{"loss": difference.function, "setting": difference.setting, "by_rank": values}],
+            "count": 1,
+            "steps": [difference.step, None],
+            **({"backward_at": where} if where else {}),
+        },
+        cause=cause,
+        fix="Create the loss with the same arguments on every rank, from one configuration.",
+    )
+
+
+def _value(digest: str) -> str:
+    return f"weights {digest}" if digest else "none"
 
 
 def _differences(context: RuleContext, module: ModuleKey) -> list[StateDifference]:

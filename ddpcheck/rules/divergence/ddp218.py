@@ -72,7 +72,7 @@ def _loss_differences(context: RuleContext) -> list[LossDifference]:
         # more micro-batches (DDP214).
         or not any(
             _counts_differ(context, module) or _backwards_differ(context, module)
-            for module in context.modules()
+            for module in context.modules_with_forwards()
         )
     ]
 

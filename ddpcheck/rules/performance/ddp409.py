@@ -51,8 +51,8 @@ def _barrier(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[
     calls = max(sum(site.calls for site in sites) for sites in by_rank.values())
     return context.finding(
         RULE,
-        f"Every step waits in {_times(calls)} at a barrier: {cost_us / 1000:.2f} ms of {table.step_us / 1000:.1f} ms "
-        f"per step ({share:.1%}), not counting the wait for ranks that arrive late.",
+        f"Every step waits in {_times(calls)} at a barrier: {cost_us / 1000:.2f} ms ({_of_step(share, table)}), not "
+        "counting the wait for ranks that arrive late.",
         severity=Severity.WARNING if severe else Severity.NOTE,
         stage="barrier",
         ranks=table.group,
@@ -68,8 +68,8 @@ def _device(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[W
     share = waited_us / table.step_us
     return context.finding(
         RULE,
-        f"In every step the host waits {waited_us / 1000:.2f} ms for the device ({share:.1%} of "
-        f"{table.step_us / 1000:.1f} ms), at {_locations(by_rank)}. While it waits it launches nothing: the device "
+        f"In every step the host waits {waited_us / 1000:.2f} ms for the device ({_of_step(share, table)}), at "
+        f"{_locations(by_rank)}. While it waits it launches nothing: the device "
         "idles from the end of its work until the next kernel arrives. That gap is the cost; it is at most this "
         "long.",
         severity=Severity.NOTE,
@@ -85,6 +85,16 @@ def _device(context: RuleContext, table: TimeTable, by_rank: Mapping[int, list[W
 def _per_step(by_rank: Mapping[int, Sequence[WaitingSite]], most: bool) -> float:
     totals = [sum(site.us for site in sites) for sites in by_rank.values()]
     return max(totals) if most else min(totals)
+
+
+def _of_step(share: float, table: TimeTable) -> str:
+    """Waits are means over some steps, the time of a step is a median over all."""
+    step = f"{table.step_us / 1000:.1f} ms"
+    return (
+        f"{share:.1%} of {step} per step"
+        if share <= 1
+        else f"a mean over some slow steps; the median is {step}"
+    )
 
 
 def _times(calls: float) -> str:

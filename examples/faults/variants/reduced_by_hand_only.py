@@ -4,7 +4,7 @@ variant of: -
 seen in: -
 ranks: 2
 expect: DDP202
-cause: no DDP, and not all gradients reduced by hand
+cause: rank 1 does not apply the reduced gradients
 stage: applied
 step: 3
 outliers: 0 1

@@ -84,6 +84,27 @@ def reduced_by_hand(rank: int, world_size: int) -> list[Any]:
 
 
 @variant()
+def reduced_after_no_sync(rank: int, world_size: int) -> list[Any]:
+    """DDP stays under no_sync, and gradients are averaged by hand in one buffer."""
+    torch.manual_seed(14)
+    model = DDP(nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 2)))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in batches(rank):
+        optimizer.zero_grad()
+        with model.no_sync():
+            for part in batch.chunk(2):
+                (model(part).square().mean() / 2).backward()
+        flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        dist.all_reduce(flat)
+        flat /= world_size
+        for parameter, mean in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = mean.view_as(parameter)
+        optimizer.step()
+    return [model, optimizer]
+
+
+@variant()
 def flat_parts(rank: int, world_size: int) -> list[Any]:
     """Each rank steps its part of a flat copy, and all parts are gathered into the model."""
     torch.manual_seed(12)

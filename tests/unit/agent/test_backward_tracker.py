@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from ddpcheck import patches
 from ddpcheck.agent import backward_tracker
 from ddpcheck.agent.backward_tracker import BackwardState, BackwardTracker, HookKind
 from ddpcheck.guard import Guard
@@ -69,7 +70,7 @@ class Fails(torch.autograd.Function):
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
     """The guard hides exceptions: check that none occurred."""
     guard = Guard()
-    monkeypatch.setattr(backward_tracker, "GUARD", guard)
+    monkeypatch.setattr(patches, "GUARD", guard)
     yield guard
     assert not guard.off
     assert not guard._unreported

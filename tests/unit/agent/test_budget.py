@@ -103,7 +103,7 @@ def test_schedules_become_sparser_and_stay_nested() -> None:
         < SCHEDULES.index(Schedule(256, 64, 1))
         < SCHEDULES.index(SCHEDULES[-1])
     )
-    assert max(schedule.params for schedule in SCHEDULES) == 16
+    assert max(schedule.params for schedule in SCHEDULES) == 64
 
 
 def test_checks_within_the_budget_run_at_every_step(make_rank: MakeRank) -> None:
@@ -148,11 +148,18 @@ def test_parameters_are_compared_less_often_only_for_their_own_cost(make_rank: M
     assert fixed.budget.schedule == Schedule(256, 64, 1)
 
 
-def test_cheap_digests_of_parameters_are_taken_after_every_step(make_rank: MakeRank) -> None:
+def test_digests_of_parameters_are_taken_less_often_in_very_short_steps(make_rank: MakeRank) -> None:
     rank = make_rank(step_us=200, costs_us=(60, 50, 40), fixed_us=100)
     rank.run(EPOCH)
+    assert rank.budget.schedule == Schedule()
+    rank.run(2 * EPOCH)
+    assert rank.budget.schedule == Schedule(256, 64, 16)
+
+
+def test_digests_of_parameters_within_the_budget_are_taken_after_every_step(make_rank: MakeRank) -> None:
+    rank = make_rank(step_us=5_000, costs_us=(600, 500, 40), fixed_us=100)
+    rank.run(EPOCH)
     assert all(params for _, _, params in rank.run(2 * EPOCH))
-    assert rank.budget.schedule == Schedule(256, 64, 1)
 
 
 def test_a_cheaper_job_is_checked_more_often_again(make_rank: MakeRank) -> None:

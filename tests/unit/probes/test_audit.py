@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 
 from ddpcheck.config import Config, parse_audit
 from ddpcheck.errors import UsageError
-from ddpcheck.probes.audit import audited_by
+from ddpcheck.probes.audit import AuditProbe, audited_by
 from ddpcheck.probes.replay.capture import search_graph
+from tests.helpers.fake_context import FakeContext, Job
 
 
 def test_the_option() -> None:
@@ -84,3 +86,31 @@ def test_other_ways_to_the_parameters(
     search = search_graph([loss(net, out)], {out.grad_fn}, known)
     assert search is not None
     assert (search.parameters, bool(search.stops)) == (found, reached)
+
+
+def test_a_file_stays_until_the_second_audit_after_it(tmp_path: Path) -> None:
+    """Another rank may still be at its replays of the audit before."""
+    context = FakeContext(tmp_path, audit="every=1")
+    module = nn.Linear(3, 2)
+    tracked = Job(module, context, probes=[AuditProbe]).wrapped().tracked
+    (probe,) = context.probes
+    assert isinstance(probe, AuditProbe)
+    module.weight.register_hook(lambda gradient: probe.backward_begun(tracked))
+    kept = []
+    for step in range(4):
+        tracked.steps = step
+        module.zero_grad()
+        inputs = torch.ones(4, 3)
+        probe.forward_inputs(tracked, (inputs,), {})
+        loss = module(inputs).sum()
+        probe.after_forward(tracked)
+        probe.backward_called(loss)
+        loss.backward()
+        probe.backward_returned()
+        kept.append([path.name.split("-")[3] for path in sorted((tmp_path / "audit").iterdir())])
+    assert kept == [
+        ["00000000"],
+        ["00000000", "00000001"],
+        ["00000001", "00000002"],
+        ["00000002", "00000003"],
+    ]

@@ -205,6 +205,25 @@ def test_under_join_the_divisor_may_be_the_live_ranks() -> None:
         assert (ranks.stats.checked, ranks.stats.mismatches) == (1, missed)
 
 
+def test_under_join_a_record_of_a_lost_rank_that_comes_late_is_not_that_of_the_only_one_with_data() -> None:
+    ranks = Ranks()
+    ranks.verifier.joined.add(ranks.module)
+    ranks.verifier.lost.add(1)
+    ranks.add(0, 1, HEALTHY[0], MEAN)
+    ranks.add(1, 1, HEALTHY[1], MEAN)
+    ranks.verifier.end()
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
+
+
+def test_under_join_a_rank_that_has_not_described_the_module_may_have_added_something() -> None:
+    ranks = Ranks()
+    ranks.verifier.joined.add(ranks.module)
+    ranks.verifier.describes = lambda rank, module: rank == 0
+    ranks.add(0, 1, HEALTHY[0], MEAN)
+    ranks.verifier.end()
+    assert (ranks.stats.checked, ranks.stats.mismatches) == (0, 0)
+
+
 def test_under_join_a_rank_that_was_lost_may_have_added_something() -> None:
     ranks = Ranks(3)
     ranks.verifier.joined.add(ranks.module)

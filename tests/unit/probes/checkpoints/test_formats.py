@@ -82,8 +82,10 @@ def test_a_distributed_checkpoint_is_followed(tracker: CheckpointTracker, tmp_pa
     assert file.key
     assert file.not_requested == 4
     again.load_state_dict(state["model"])
-    [load] = tracker.modules
+    filled, load = tracker.modules
     assert len(load.loaded) == 4
+    # The load itself filled copies.
+    assert (len(filled.filled), filled.loaded_into(list(again.parameters()))) == (4, [])
     # As it is stored, not as it was read.
     assert {stored.dtype for stored in file.tensors} == {torch.bfloat16}
 
@@ -98,6 +100,21 @@ def test_a_state_that_is_asked_for_is_no_fault(tracker: CheckpointTracker, tmp_p
     [file] = tracker.files
     assert file.not_requested == 0
     assert tracker.optimizers[0].contents.entries == 4
+
+
+def test_a_load_into_the_tensors_of_the_module(tracker: CheckpointTracker, tmp_path: Path) -> None:
+    module = build()
+    dcp.save({"model": module.state_dict()}, checkpoint_id=tmp_path)
+    again, other = build(), build()
+    dcp.load({"model": again.state_dict()}, checkpoint_id=tmp_path)
+    [load] = tracker.modules
+    parameters = list(again.parameters())
+    assert [target.name for target in load.loaded_into(parameters)] == list(dict(again.named_parameters()))
+    assert load.loaded_into(list(other.parameters())) == []
+    # Memory that is gone is nobody's, also where another tensor has its address.
+    del again, parameters
+    assert load.loaded_into([torch.empty(16, 6) for _ in range(8)]) == []
+    assert all(filled.key() is None for filled in load.filled)
 
 
 def test_a_library_that_is_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

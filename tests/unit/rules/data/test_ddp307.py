@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpcheck.analysis.finding import Severity
-from ddpcheck.records.kinds.data import LoaderRecord, SamplesRecord
+from ddpcheck.records.kinds.data import LabelsRecord, LoaderRecord, SamplesRecord
 from tests.helpers.run_builder import RunBuilder
 
 LENGTH, EPOCHS = 60, 6
@@ -119,3 +119,61 @@ def test_lists_in_another_order(tmp_path: Path, members: list[str], found: list[
         columns, sampler = [f"order of {rank}"], "DistributedSampler"
         run.add(rank, LoaderRecord(0, 40, sampler, replicas=2, share=rank, columns=columns, members=kept))
     assert [finding.code for finding in run.end().findings()] == found
+
+
+SAME = {"0": 0, "1": 1, "#ab": 2}
+
+
+def mapped(folder: Path, *targets: dict[str, int], marks: str = "", world_size: int = 3) -> RunBuilder:
+    run = RunBuilder(folder, world_size).wrap().optimizer().train(20)
+    for rank in run.ranks:
+        mark = marks[rank] if marks else "m"
+        run.add(
+            rank, LoaderRecord(0, LENGTH, "DistributedSampler", replicas=world_size, share=rank, mark=mark)
+        )
+        run.add(rank, LabelsRecord(0, 0, 0, 0, 0, 4 if targets[rank] != SAME else 0, targets[rank]))
+    return run.end()
+
+
+def test_labels_that_one_rank_maps_to_other_classes(tmp_path: Path) -> None:
+    run = mapped(tmp_path, SAME, {"0": 1, "1": 1, "9": 3}, SAME)
+    finding = run.only("DDP307")
+    assert (finding.severity, finding.step, finding.stage, finding.ranks) == (
+        Severity.ERROR,
+        4,
+        "backward",
+        (1,),
+    )
+    assert finding.evidence["classes"] == {"0": {"rank 0": 0, "rank 1": 1, "rank 2": 0}}
+    assert "after the data loader" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("targets", "marks"),
+    [
+        ((SAME, SAME, SAME), ""),
+        # Labels that a rank does not have, leaves out, or maps by chance.
+        ((SAME, {"7": 3}, {}), ""),
+        ((SAME, {"0": -100, "1": 1}, SAME), ""),
+        # Data of a rank's own.
+        ((SAME, {"0": 1}, SAME), "abc"),
+    ],
+)
+def test_mappings_that_agree_or_cannot_be_compared(
+    tmp_path: Path, targets: tuple[dict[str, int], ...], marks: str
+) -> None:
+    assert mapped(tmp_path, *targets, marks=marks).findings() == []
+
+
+def test_without_a_majority_all_ranks_are_named(tmp_path: Path) -> None:
+    finding = mapped(tmp_path, SAME, {"0": 1}, world_size=2).only("DDP307")
+    assert finding.ranks == (0, 1)
+
+
+def test_a_mapping_that_is_known_no_more(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, 2).wrap().optimizer().train(20)
+    for rank in run.ranks:
+        run.add(rank, LoaderRecord(0, LENGTH, "DistributedSampler", replicas=2, share=rank))
+        run.add(rank, LabelsRecord(0, 0, 0, 0, 0, 0, {"0": rank}))
+        run.add(rank, LabelsRecord(0, 0, 0, 0, 0, 9, {}))
+    assert run.end().findings() == []

@@ -9,7 +9,7 @@ import pytest
 
 from ddpcheck.records.kinds.modules import StructureRecord
 from ddpcheck.records.kinds.rank import FaultRecord
-from ddpcheck.records.kinds.state import StateRecord
+from ddpcheck.records.kinds.state import LossSettingsRecord, StateRecord
 from tests.helpers.run_builder import RunBuilder
 
 START = {
@@ -139,3 +139,37 @@ def test_settings_are_named_with_their_modules(tmp_path: Path) -> None:
     for rank in build.ranks:
         change(build, rank, 0, norm__eps=1e-3 if rank == 1 else 1e-5, drop__p=0.5 if rank == 1 else 0.1)
     assert "eps of norm; p of drop" in build.end().only("DDP213").cause
+
+
+def with_losses(folder: Path, steps: int = 12, **of_rank_1: Any) -> RunBuilder:
+    build = run(folder, steps=steps)
+    for rank in build.ranks:
+        settings = {"ignore_index": -100, "label_smoothing": 0.0, "weight": ""}
+        settings.update(of_rank_1 if rank == 1 else {})
+        known = {name: value for name, value in settings.items() if value is not None}
+        build.add(rank, LossSettingsRecord(0, 0, ["NllLoss"], [known], "/home/me/train.py:8"))
+    return build.end()
+
+
+def test_another_setting_of_the_loss(tmp_path: Path) -> None:
+    finding = with_losses(tmp_path, label_smoothing=0.1).only("DDP213")
+    assert (finding.severity.value, finding.step, finding.ranks) == ("warning", 0, (1,))
+    assert "label smoothing of the loss differs: 0.0 on ranks 0 and 2; 0.1 on rank 1" in finding.cause
+    assert finding.evidence["backward_at"] == "/home/me/train.py:8"
+
+
+def test_other_weights_of_classes_are_a_note(tmp_path: Path) -> None:
+    [finding] = with_losses(tmp_path, weight="0a1b2c3d").findings()
+    assert (finding.code, finding.severity.value, finding.ranks) == ("DDP213", "note", (1,))
+
+
+def test_what_could_not_be_read_of_a_loss_is_not_compared(tmp_path: Path) -> None:
+    assert with_losses(tmp_path, weight=None).findings() == []
+
+
+def test_other_functions_are_not_compared(tmp_path: Path) -> None:
+    build = run(tmp_path)
+    for rank in build.ranks:
+        name, settings = ("HuberLoss", {"delta": 1.0}) if rank == 1 else ("NllLoss", {"ignore_index": -100})
+        build.add(rank, LossSettingsRecord(0, 0, [name], [settings]))
+    assert build.end().findings() == []

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddpcheck.analysis.aggregate.launch import Attempt
 from ddpcheck.analysis.divergence.explain import REASON_TEXT
 from ddpcheck.records.kinds.modules import PYTHON_REDUCER, CommHookRecord, JoinRecord
-from ddpcheck.records.kinds.rank import EndRecord, FaultRecord
+from ddpcheck.records.kinds.rank import EndRecord, FaultRecord, RankHeader
 from ddpcheck.records.reasons import UnsyncedReason
 from tests.helpers.run_builder import NAMES, RunBuilder
 
@@ -208,6 +209,26 @@ def test_ddp204_under_join(tmp_path: Path, record: str) -> None:
     assert [finding for finding in report.findings if finding.code == "DDP204"] == []
     checks = {check.name: check.compared for check in report.checks}
     assert checks["reduced gradients against the mean"] == (2 if record == "join" else 1)
+
+
+def test_ddp204_under_join_without_the_parameters_of_a_rank(tmp_path: Path) -> None:
+    """The rank writes no more digests of parameters. Its gradients are part of the mean all the same."""
+    build = start(tmp_path)
+    for rank in build.ranks:
+        build.add(rank, JoinRecord(0, 0))
+    build.add(1, FaultRecord(probe="parameters", entry="before_forward", error="", where="", pid=1))
+    build.backward(1, LOCAL, MEAN)
+    (*before, backward), others = build.records[1], build.records[0]
+    attempt = Attempt(build.session)
+    # The rank with the fault writes its backward last.
+    for of_rank in (before, others, [before[0], backward]):
+        header = of_rank[0]
+        assert isinstance(header, RankHeader)
+        for record in of_rank[1:]:
+            attempt.feed(header, record)
+    attempt.end()
+    [stats] = attempt.gradients.stats.values()
+    assert (stats.checked, stats.mismatches) == (1, 0)
 
 
 def test_ddp205_reports_the_ranks_that_wrote(tmp_path: Path) -> None:

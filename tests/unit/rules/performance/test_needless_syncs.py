@@ -112,3 +112,12 @@ def test_waits_for_the_device_are_a_note(tmp_path: Path) -> None:
     assert found.evidence["wait_ms"] == 31.0
     assert [call["function"] for call in found.evidence["calls"]] == ["item", "synchronize"]
     assert found.evidence["calls"][0]["calls_per_step"] == 2
+
+
+@pytest.mark.parametrize(("wait_us", "share"), [(24_000, True), (24_000_000, False)])
+def test_no_wait_is_a_share_above_one(tmp_path: Path, wait_us: int, share: bool) -> None:
+    """Waits are measured at some steps, which may be slow ones."""
+    sites: list[list[str | int]] = [[DEVICE, "item", "/home/me/train.py:9", 24, 24, wait_us]]
+    [found] = waits(tmp_path, [sites, sites]).findings("DDP409")
+    assert ("% of" in found.message) == share
+    assert ("slow steps" in found.message) != share

@@ -1,0 +1,1 @@
+"""Tests of ddpcheck.probes.losses."""
