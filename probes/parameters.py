@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ddpcheck.agent.backward_tracker import BackwardState
 from ddpcheck.device_api import on_device
 from ddpcheck.probes.digest import Leaves
 from ddpcheck.probes.digest.write_detection import TensorSamples, WriteDetector, take_samples
@@ -36,6 +35,8 @@ NARROW = 2
 WAIT_SECONDS = 2.0
 # For buffers that other ranks may not publish.
 SHORT_WAIT_SECONDS = 0.3
+# How the last backward before a step ended: nobody reduced its gradients.
+_UNSYNCED = "unsynced"
 
 
 class PendingDigest(NamedTuple):
@@ -187,7 +188,7 @@ class ParameterProbe(Probe):
             samples = self._samples[tracked.index] = self._sample(tracked)
             key = SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index)
             self._last_steps[tracked.index] = key, tracked.forwards
-            if tracked.backward is not None and tracked.backward.window.last is BackwardState.UNSYNCED:
+            if tracked.backward is not None and tracked.backward.window.last == _UNSYNCED:
                 self._note_unreduced(tracked)
             if optimizer.steps % self.context.config.every == 0:
                 indices = self._stepped_indices(optimizer, tracked)
