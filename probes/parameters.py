@@ -35,6 +35,8 @@ NARROW = 2
 WAIT_SECONDS = 2.0
 # For buffers that other ranks may not publish.
 SHORT_WAIT_SECONDS = 0.3
+# How the last backward before a step ended: nobody reduced its gradients.
+_UNSYNCED = "unsynced"
 
 
 class PendingDigest(NamedTuple):
@@ -90,8 +92,10 @@ class ParameterProbe(Probe):
         self._node_compare = context.node_compare
         # The last step of each module, and the number of training forwards before it.
         self._last_steps: dict[int, tuple[SnapshotKey, int]] = {}
-        # Modules on a device whose ranks have differed after a step, and the last step that was compared again.
+        # Modules on a device whose ranks may differ after a step, and the last step that was compared again.
         self._confirms: dict[int, SnapshotKey | None] = {}
+        # Modules that were stepped with gradients that were not reduced.
+        self._unreduced: set[int] = set()
         self._ended = False
 
     def before_wrap(self, tracked: TrackedModule) -> None:
@@ -184,6 +188,8 @@ class ParameterProbe(Probe):
             samples = self._samples[tracked.index] = self._sample(tracked)
             key = SnapshotKey(tracked, Stage.PARAMS, TensorKind.PARAMETERS, optimizer.steps, optimizer.index)
             self._last_steps[tracked.index] = key, tracked.forwards
+            if tracked.backward is not None and tracked.backward.window.last == _UNSYNCED:
+                self._note_unreduced(tracked)
             if optimizer.steps % self.context.config.every == 0:
                 indices = self._stepped_indices(optimizer, tracked)
                 self._take_snapshot(key, indices, hyper=optimizer.hyper, samples=samples)
@@ -283,6 +289,13 @@ class ParameterProbe(Probe):
         ):
             self._confirms[tracked.index] = step
             self._snapshot_use(tracked, step)
+
+    def _note_unreduced(self, tracked: TrackedModule) -> None:
+        """Replicas may train apart until the job averages them: on a device, the first mismatch is known too late."""
+        if tracked.index not in self._unreduced:
+            self._unreduced.add(tracked.index)
+            if not tracked.mesh and _is_on_device(tracked):
+                self._confirms.setdefault(tracked.index, None)
 
     def _snapshot_last_use(self, tracked: TrackedModule) -> None:
         """At the end: the parameters as they are kept, if they were written or differed since the last step."""

@@ -43,11 +43,12 @@ SCRIPTS = (
 )
 
 
-# Healthy jobs that came close on a device: averages by hand through `.data`, which no sample shows there, and a setting
-# of CUDA that was changed and set back.
+# Healthy jobs that came close on a device: averages and broadcasts by hand through `.data`, which no sample shows
+# there, and a setting of CUDA that was changed and set back.
 HEALTHY_CASES = {
     "local_parts": ("federated_norms", "personal_head"),
     "program_state": ("evaluated_in_half_precision",),
+    "sharded_steps": ("federated", "local_sgd_bypassed", "two_shards_two_optimizers"),
 }
 
 

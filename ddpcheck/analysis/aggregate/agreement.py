@@ -65,6 +65,10 @@ class PendingValues(Generic[Key, Value]):
         """Remove and return the values of a key, by rank."""
         return self._entries.pop(key)[0]
 
+    def reported(self, key: Key) -> Mapping[int, Value]:
+        """The values of a key so far, by rank."""
+        return self._entries[key][0]
+
     def oldest(self) -> Key:
         return next(iter(self._entries))
 
@@ -229,8 +233,9 @@ class Agreement:
             if module not in self.unsampled or self._has_diverged(module):
                 for settled in self._use.add(rank, module, key, record):
                     self._compare_pending(settled)
-            elif record.stage == _USED:
-                self._settle_unsampled(rank, key, record.root)
+            # Also after a divergence: other ranks may have been read further by then, and jobs average replicas again.
+            if record.stage == _USED and module in self.unsampled:
+                self._add_unsampled_use(rank, key, record)
             if record.stage == _USED:
                 return
         if isinstance(record, DigestRecord) and record.stage == _REWRITTEN:
@@ -430,17 +435,44 @@ class Agreement:
         self._note_series(key, digests, self._missing(key, digests))
         self._release(key)
 
-    def _settle_unsampled(self, rank: int, key: ComparisonKey, root: str) -> None:
+    def _add_unsampled_use(self, rank: int, key: ComparisonKey, record: DigestRecord) -> None:
         """Decide about all steps up to a use that every rank of the module has recorded."""
+        by_forward = key._replace(optimizer=-1, part=f"{record.forward}")
+        used = self._settle_unsampled(rank, key, record.root)
+        if used.keys() >= self._unsampled_use.get(by_forward, {rank: ""}).keys():
+            self._unsampled_use.pop(by_forward, None)
+        else:
+            # Ranks that step other parts of the module may step it last with other optimizers.
+            self._settle_unsampled(rank, by_forward, record.root, record.forward or 0)
+
+    def _settle_unsampled(
+        self, rank: int, key: ComparisonKey, root: str, forward: int = -1
+    ) -> dict[int, str]:
+        """The digests of all ranks at this use, or nothing if some are missing."""
         used = self._unsampled_use.setdefault(key, {})
         used[rank] = root
-        if used.keys() >= {*key.module[0]} & self.hashes.keys() - self.ended:
-            del self._unsampled_use[key]
-            for open_key in sorted(self._unconfirmed):
-                if open_key.module == key.module and open_key.step <= key.step:
-                    self._compare_pending(open_key, used=used)
-        elif len(self._unsampled_use) > MOST_PENDING:
-            del self._unsampled_use[next(iter(self._unsampled_use))]
+        if not used.keys() >= {*key.module[0]} & self.hashes.keys() - self.ended:
+            if len(self._unsampled_use) > MOST_PENDING:
+                del self._unsampled_use[next(iter(self._unsampled_use))]
+            return {}
+        del self._unsampled_use[key]
+        if forward >= 0:
+            self._finish_before(key, forward)
+        for open_key in sorted(self._unconfirmed):
+            if open_key.module == key.module and open_key.step <= key.step:
+                self._compare_pending(open_key, used=used)
+        return used
+
+    def _finish_before(self, key: ComparisonKey, forward: int) -> None:
+        """Compare steps of optimizers that step the module on some of the ranks only: no other rank reports them."""
+        if not self._pending.active(key.module[0]) <= self.hashes.keys():
+            return
+        parameters = (key.module, _PARAMS, _PARAMETERS)
+        for each in [each for each in self._pending if (each.module, each.stage, each.of) == parameters]:
+            records = self._pending.reported(each).values()
+            # A later step of the same number may still be reported.
+            if each.step <= key.step and all((record.forward or 0) <= forward for record in records):
+                self._finish(each)
 
     def _count(self, disagreement: Disagreement) -> None:
         key = disagreement.key

@@ -302,6 +302,39 @@ def test_two_optimizers_on_one_module_read_their_own_part(
     assert [(r.step, r.optimizer) for r in context.digests(Stage.PARAMS)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+class NoPeers:
+    """An exchange in which no other rank publishes anything: a mismatch is never known in time."""
+
+    def publish(self, *values: object) -> int:
+        return 0
+
+    def new_entries(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_on_a_device_steps_without_a_reduction_are_compared_where_they_are_used(
+    device: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "on_device", lambda tensor: device)
+    context = FakeContext(exchange=NoPeers())
+    module = nn.Linear(4, 2)
+    module.require_backward_grad_sync = reduced  # type: ignore[assignment]
+    job = Job(module, context, [parameters.ParameterProbe]).wrapped()
+    optimizer = sgd(module)
+    averages = []
+    for step in range(3):
+        job.forward(torch.ones(3, 4)).sum().backward()
+        job.step(optimizer)
+        for parameter in module.parameters():
+            parameter.data.fill_(step)
+        averages.append(combine(leaves_now(module)).hex())
+    job.forward()
+    used = [(record.step, record.root) for record in context.digests(Stage.USED)]
+    assert used == (list(enumerate(averages)) if device and not reduced else [])
+
+
 def test_frozen_parameters_are_included(context: FakeContext) -> None:
     module = net()
     module[0].requires_grad_(False)

@@ -90,6 +90,44 @@ def test_on_a_device_a_divergence_has_its_first_step() -> None:
     assert unread.end().first() == 2
 
 
+def test_on_a_device_averages_count_also_if_one_rank_is_read_first() -> None:
+    """Its records are known when the others have diverged."""
+    ranks = Ranks(on_device=True)
+    for rank in range(2):
+        for step in range(6):
+            values = [f"{rank} {step}" if number == rank else None for number in range(2)]
+            ranks.add(PARAMS, step, *values, forward=step + 1)
+            after = [value and (f"mean {step}" if step in (2, 5) else value) for value in values]
+            ranks.add(USED, step, *after, forward=step + 1)
+    ranks.end()
+    assert ranks.agreement.reunions[TWO].averaged == [2, 5]
+    assert ranks.agreement.averaged(TWO)
+
+
+def partly_stepped(used: tuple[str, str], forward: int = 1) -> Ranks:
+    """The second optimizer steps parameters on rank 0 only, then each rank receives what it does not step."""
+    ranks = (
+        Ranks(on_device=True)
+        .add(PARAMS, 0, "0", "1", forward=1)
+        .add(PARAMS, 0, "0b", None, optimizer=1, forward=1)
+    )
+    ranks.add(USED, 0, used[0], None, optimizer=1, forward=1)
+    return ranks.add(USED, 0, None, used[1], forward=forward)
+
+
+def test_on_a_device_the_last_optimizer_of_a_step_may_be_another_on_each_rank() -> None:
+    ranks = partly_stepped(("all", "all"))
+    assert ranks.agreement.reunions[TWO].count == 1
+    assert ranks.end().first() is None
+    assert partly_stepped(("0b", "1")).first() == 0
+
+
+def test_on_a_device_uses_in_different_forwards_are_not_compared() -> None:
+    ranks = partly_stepped(("all", "all later"), forward=2)
+    assert ranks.first() is None
+    assert TWO not in ranks.agreement.reunions
+
+
 def test_nothing_is_decided_before_the_parameters_are_used() -> None:
     ranks = Ranks().add(PARAMS, 3, "0", "1", forward=4)
     assert ranks.first() is None
