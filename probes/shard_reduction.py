@@ -63,7 +63,7 @@ class ShardReductionProbe(Probe):
         "shards_reduced": BudgetItem.SKETCH,
     }
     # Once FSDP has reduced a gradient.
-    on_demand: ClassVar[frozenset[str]] = frozenset({"after_step", "after_side_step"})
+    on_demand: ClassVar[frozenset[str]] = frozenset({"after_step"})
 
     @classmethod
     def wanted(cls, config: Config) -> bool:
@@ -103,7 +103,7 @@ class ShardReductionProbe(Probe):
     def shards_reducing(self, reduction: ShardReduction) -> None:
         if not self._follows_steps:
             self._follows_steps = True
-            self.context.call(self, Probe.after_step, Probe.after_side_step)
+            self.context.call(self, Probe.after_step)
         if not self._is_sketched():
             return
         chosen = self._chosen(reduction)
