@@ -35,7 +35,7 @@ NARROW = 2
 WAIT_SECONDS = 2.0
 # For buffers that other ranks may not publish.
 SHORT_WAIT_SECONDS = 0.3
-# How the last backward before a step ended: nobody reduced its gradients.
+# How the last backward before a step ended: its gradients were not reduced.
 _UNSYNCED = "unsynced"
 
 

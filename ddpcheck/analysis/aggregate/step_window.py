@@ -119,8 +119,9 @@ class _RankQueue:
     rank: RankData
     entries: deque[_BlockRows | _Event] = field(default_factory=deque)
     rows: int = 0
-    # The last step of any record.
+    # The last step of the blocks, and of all records once there were folded steps.
     step: int = -1
+    folded: bool = False
 
     def complete(self) -> int:
         """All records of the steps before this one were read."""
@@ -178,10 +179,13 @@ class StepBuffer:
         if isinstance(record, FoldedRecord):
             # Passed on in the order of steps, like the records that it replaces.
             queue.step = max(queue.step, record.part)
+            queue.folded = True
         elif not queue.entries:
             self._feed(queue.rank, record)
             return
-        else:
+        elif queue.folded:
+            # Elsewhere a record that follows a block does not wait for one of a later step: ranks that have diverged may
+            # be held, and write no more.
             queue.step = max(queue.step, _compared_step(record))
         queue.entries.append(_Event(record, queue.step))
         self._single.add(queue.step)
