@@ -184,8 +184,8 @@ class StepBuffer:
             self._feed(queue.rank, record)
             return
         elif queue.folded:
-            # Elsewhere a record after a block does not wait for one of a later step: ranks that have diverged may be held,
-            # and write no more.
+            # Elsewhere a record after a block does not wait for one of a later step: ranks that have diverged may be
+            # held, and write no more.
             queue.step = max(queue.step, _compared_step(record))
         queue.entries.append(_Event(record, queue.step))
         self._single.add(queue.step)
